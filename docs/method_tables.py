@@ -38,7 +38,7 @@ def parts() -> str:
 
 
 def _not_by_a_method(part: Part) -> str:
-    if part is Part.SECURE_SUM:
+    if part is Part.SECURE_AGGREGATION:
         return "sites in runs with federation.secure = true"
     return "the server alone" if part in FROM_THE_SERVER else "no method of this version"
 
@@ -76,7 +76,13 @@ def disclosures() -> str:
                 NO if form is None else _admitted(half, name, form),
             ]
         )
-    titles = ["the server reads", "in a secure sum", "between sites", "policies", "policies, in secure sums"]
+    titles = [
+        "the server reads",
+        "in a secure aggregation",
+        "between sites",
+        "policies",
+        "policies, in secure aggregation",
+    ]
     return table(["method", *titles], rows)
 
 
@@ -106,7 +112,7 @@ def exports() -> str:
 
 
 def sums() -> str:
-    """What of each method is summed under secure sums, with its default options."""
+    """What of each method is summed under secure aggregation, with its default options."""
     return table(["method", "sums"], ([f"`{name}`", _sums(name)] for name in client_methods))
 
 
@@ -145,12 +151,12 @@ def _own_model(name: str) -> str:
 def _global_model(name: str) -> str:
     """What an evaluator installs: it has trained nothing, and so has no model of its own."""
     half = client_methods.get(name)
-    installed = half.declares.personal == "installed"
+    installed = half.declares.personal == "loaded"
     return "the global model" if installed else _installed(half).partition(";")[0].rstrip(".")
 
 
 def _installed(half: type[ClientMethod]) -> str:
-    return first_lines(half.install).removeprefix("Load ").rstrip(".")
+    return first_lines(half.load_global).removeprefix("Load ").rstrip(".")
 
 
 def _form(half: ClientMethod, name: str) -> SumForm | None:

@@ -103,7 +103,7 @@ def test_curves_of_an_earlier_comparison(tmp_path: Path) -> None:
     assert not earlier.exists()
 
 
-def test_a_run_of_other_code_is_set_aside_each_time(tmp_path: Path) -> None:
+def test_a_run_of_other_code_is_rejected_each_time(tmp_path: Path) -> None:
     job = ExperimentJob(small_recipe("solo"), tmp_path)
     for number in (1, 2):
         job.state.mkdir()

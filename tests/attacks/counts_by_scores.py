@@ -32,7 +32,7 @@ def attack(policy: str, rounds: int = 20, seed: int = 0, *, secure: bool = False
     """FedAvg on the digits; recovered: sites whose exact label counts the server computes.
 
     Args:
-        secure: under secure sums, where the nearest to a site's model that the server has is the mean of all, and no
+        secure: secure aggregation, where the nearest to a site's model that the server has is the mean of all, and no
             score is one site's.
     """
     recipe = seeded(Case("digits-fedavg", secure=secure), seed, rounds)

@@ -27,7 +27,7 @@ from protofed.server.rounds.queue import RunQueue
 
 LIAR = "site-1"
 CLAIM = 9e15  # examples: the largest count that a float holds exactly
-SUMMED_CLAIM = 6e10  # as many as the fixed point of a sum holds
+AGGREGATED_CLAIM = 6e10  # as many as the fixed point of a sum holds
 FACTOR = 60.0
 
 
@@ -131,12 +131,12 @@ def claimed_count(*, secure: bool = False) -> float:
     """The liar claims `CLAIM` examples where sites count by their examples; returns its share of the new model.
 
     Args:
-        secure: under secure sums, where nobody sees a count; the claim is `SUMMED_CLAIM`.
+        secure: under secure aggregation, where nobody sees a count; the claim is `AGGREGATED_CLAIM`.
     """
     weighted = {"name": "fedavg", "weighting": "examples"}
     recipe = recipe_like("digits-fedavg", rounds=1, method=weighted, federation={"secure": secure})
     with ExitStack() as opened:
-        running = told(recipe, Lie(weight=SUMMED_CLAIM if secure else CLAIM), opened)
+        running = told(recipe, Lie(weight=AGGREGATED_CLAIM if secure else CLAIM), opened)
         running.go(until=lambda: len(states_of(running)) == 2)
         old, new = (flat(state) for state in states_of(running))
         rows = [row for row in running.ledger.updates(recipe.name, 1) if row.counts]
@@ -150,7 +150,7 @@ def scaled_update(*, secure: bool = False) -> Outcome:
     """The liar scales what it learnt by `FACTOR`; recovered: rounds whose model has its update in it.
 
     Args:
-        secure: under secure sums, where the server cannot look at an update.
+        secure: under secure aggregation, where the server cannot look at an update.
     """
 
     def scaled(task: Task, sent: Payload, base: Payload) -> Payload:

@@ -1,6 +1,6 @@
 """The policies under which every attack is run: those that are shipped, and some that allow more.
 
-The attacks are on runs without secure sums, which `standard` and `strict` decline; what their other rules do is seen
+The attacks are on runs without secure aggregation, which `standard` and `strict` decline; their other rules are seen
 where `secure = "allowed"`.
 """
 
@@ -14,7 +14,7 @@ from protofed.deploy.simulation.simulation import everything, simulated
 
 NONE = "none"  # a policy that allows everything: what the attack is worth where nothing stands in its way
 SHIPPED = ("open", "standard", "strict")
-UPDATES = "standard, secure = allowed"  # under which runs without secure sums go on
+UPDATES = "standard, secure = allowed"  # under which runs without secure aggregation goes on
 PERCEPTRONS = "standard, perceptrons allowed"  # likewise, and its list of models stands in no attack's way
 POLICIES = (NONE, *SHIPPED, UPDATES, PERCEPTRONS)
 

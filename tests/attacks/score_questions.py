@@ -33,7 +33,7 @@ from protofed.client.state.disk_store import DiskStore
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Array, Part, Payload
-from protofed.common.protocol.messages import Subject, Task, TaskKind
+from protofed.common.protocol.messages import SumOf, Task, TaskKind
 from protofed.common.protocol.scores import LOSS, ScoreNames, Spread
 from protofed.common.secure_aggregation import score_sums
 from protofed.common.secure_aggregation.keys import SumContext, Vector
@@ -46,7 +46,7 @@ EPOCHS, RATE = 100, 0.05  # of the server's own training, on images of its own
 GLOBAL = "global.local.accuracy"
 PLAN: dict[str, Any] = {"lr": 0.1, "epochs": 4, "batch_size": 16, "momentum": 0.0, "weight_decay": 0.0}
 FEDERATION = {"secure": True, "min_sites": SITES, "quorum": 1.0}
-OF_UPDATE, OF_SCORES = (Vector.VALUES,), (Vector.HOLDERS, Vector.VALUES)
+OF_UPDATE, OF_SCORES = (Vector.VALUES,), (Vector.CONTRIBUTORS, Vector.VALUES)
 
 
 def recipe() -> Recipe:
@@ -64,7 +64,7 @@ class Asked:
     Args:
         secret: of which the sites' secrets are made.
         limits: by site, other than the policy's.
-        summed: what all sites' policies let into sums, if not the shipped policy's.
+        aggregated: what all sites' policies let into sums, if not the shipped policy's.
         held: the sites' data, if not the recipe's.
     """
 
@@ -74,7 +74,7 @@ class Asked:
         run: Recipe,
         secret: int = 0,
         limits: Mapping[str, Mapping[str, Any]] | None = None,
-        summed: Collection[str] | None = None,
+        aggregated: Collection[str] | None = None,
         held: Sequence[SiteData] = (),
     ) -> None:
         self.run, self.held = run, list(held) or list(sites_of(run))
@@ -87,7 +87,7 @@ class Asked:
             give_secret(site_folder, bytes([SITES * secret + number]))
             rules = policy_of("standard", run).rules.model_dump()
             rules["limits"] |= (limits or {}).get(name, {})
-            rules["summed_metrics"] = rules["summed_metrics"] if summed is None else summed
+            rules["aggregated_metrics"] = rules["aggregated_metrics"] if aggregated is None else aggregated
             self.sites[name] = self._daemon(site_folder, name, data, rules)
         folders = {f"site-{number}": folder / str(number) for number in range(len(self.held))}
         for site_folder in folders.values():
@@ -102,36 +102,36 @@ class Asked:
 
     def trained(self, round: int, base: Payload) -> Array | None:
         """The sum of a round's updates; None: a site declined."""
-        return self._summed(TaskKind.FIT, Subject.UPDATE, round, base, OF_UPDATE)
+        return self._summed(TaskKind.FIT, SumOf.UPDATE, round, base, OF_UPDATE)
 
     def scored(self, round: int, base: Payload) -> dict[str, Spread]:
         """What the sum of the scores of a model says; empty: a site declined, or nothing can be read."""
-        total = self._summed(TaskKind.SCORE_SUM, Subject.SCORES, round, base, OF_SCORES)
+        total = self._summed(TaskKind.SCORE_SUM, SumOf.SCORES, round, base, OF_SCORES)
         return {} if total is None else score_sums.opened(self.names, total)
 
     def _summed(
-        self, kind: TaskKind, subject: Subject, round: int, base: Payload, vectors: tuple[Vector, ...]
+        self, kind: TaskKind, sum_of: SumOf, round: int, base: Payload, vectors: tuple[Vector, ...]
     ) -> Array | None:
         data = codec.encode(base)
-        at = self.run.name, round, round, subject, self.run.fingerprint(), codec.digest(data)
+        at = self.run.name, round, round, sum_of, self.run.fingerprint(), codec.digest(data)
         server = SumServer(SumContext(*at, vectors), (tuple(self.sites),))
         for step in (kind, *steps_of(server.context)):
             for site in self.sites:
                 blob = data if step is kind else server.blob(step, site)
-                if (upload := self._upload(site, step, round, subject, blob)) is None:
+                if (upload := self._upload(site, step, round, sum_of, blob)) is None:
                     return None
                 server.take(step, site, upload)
-        if subject is Subject.SCORES:
+        if sum_of is SumOf.SCORES:
             self.counts = dict(zip(self.names, server.counts().tolist(), strict=True))
         return server.total()
 
-    def _upload(self, site: str, kind: TaskKind, round: int, subject: Subject, blob: bytes) -> bytes | None:
+    def _upload(self, site: str, kind: TaskKind, round: int, sum_of: SumOf, blob: bytes) -> bytes | None:
         made, agent = self.sites[site]
         self._tasks += 1
         digest = codec.digest(blob)
         made.link.blobs[str(digest)] = blob
         made.link.tasks.append(
-            Task(kind, self.run.name, round, f"t{self._tasks}", digest, len(blob), 60.0, round, subject)
+            Task(kind, self.run.name, round, f"t{self._tasks}", digest, len(blob), 60.0, round, sum_of)
         )
         before = len(made.link.pushed)
         while made.link.tasks:
@@ -276,7 +276,7 @@ def by_scores(asked: Asked, bases: Sequence[Payload]) -> Array:
 
 
 def ask(server: Server, question: Callable[[Server, Asked], Array], folder: Path, secret: int = 0) -> Told:
-    """Ask sites that have begun with the run."""
+    """Ask sites that have started with the run."""
     asked = Asked(folder, server.run, secret)
     asked.trained(1, server.first)
     return told(asked, question(server, asked))

@@ -1,4 +1,4 @@
-"""What comes out of the sums of a run under secure sums, of label counts and of images; and what without them.
+"""What comes out of the sums of a run under secure aggregation, of label counts and of images; and what without them.
 
 The server has the total of each round, and none of what it is of. It chooses the base, and, where nothing forbids it,
 whose updates are in which sum.
@@ -21,9 +21,9 @@ from tests.attacks.targets import CONVOLUTIONAL, PERCEPTRON, Floats, Target, bet
 from tests.attacks.trap_weights import sorted_thresholds
 
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import SecureSumError
+from protofed.common.errors import SecureAggregationError
 from protofed.common.payload import Part, Payload, SiteId, Update, describe
-from protofed.common.protocol.messages import MIN_SUMMED
+from protofed.common.protocol.messages import MIN_SECURE_SITES
 from protofed.common.secure_aggregation.groups import Groups, check_whole
 from protofed.common.secure_aggregation.linear_form import POINT, SumForm, SumLayout, Sums
 from protofed.deploy.simulation.simulation import site_names
@@ -133,7 +133,7 @@ def signed_by_all(groups: Groups, cohorts: Iterable[Collection[SiteId]]) -> list
     def is_signed(cohort: Collection[SiteId]) -> bool:
         try:
             check_whole(groups, cohort, "survivors")
-        except SecureSumError:
+        except SecureAggregationError:
             return False
         return True
 
@@ -141,8 +141,8 @@ def signed_by_all(groups: Groups, cohorts: Iterable[Collection[SiteId]]) -> list
 
 
 def every_cohort(sites: Collection[SiteId]) -> Iterator[frozenset[SiteId]]:
-    """All that a secure sum can be of."""
-    for size in range(MIN_SUMMED, len(sites) + 1):
+    """All that a secure aggregation can be of."""
+    for size in range(MIN_SECURE_SITES, len(sites) + 1):
         yield from map(frozenset, combinations(sorted(sites), size))
 
 
@@ -177,7 +177,7 @@ TRAPS: Mapping[str, Trap] = {
 }
 
 
-def images(policy: str, trap: Trap, *, summed: bool, sites: int = 3) -> Outcome:
+def images(policy: str, trap: Trap, *, aggregated: bool, sites: int = 3) -> Outcome:
     """Recovered: images of these sites that come back from the sum of their updates; without sums, from each update."""
     recipe = trap.target.recipe()
     held, first = list(islice(sites_of(recipe), sites)), as_payload(honest_model(recipe))
@@ -191,6 +191,6 @@ def images(policy: str, trap: Trap, *, summed: bool, sites: int = 3) -> Outcome:
     if len(sent) < sites:
         return Outcome(0, of, silent=True)
     truth = np.concatenate([trap.target.features(recipe, base, one.train) for one in held])
-    seen = [mean_of(sent)] if summed else sent
+    seen = [mean_of(sent)] if aggregated else sent
     candidates = np.concatenate([trap.read(*trap.target.moved(base, one)) for one in seen])
     return Outcome(recovered(candidates, truth), of)

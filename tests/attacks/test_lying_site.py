@@ -32,7 +32,7 @@ def test_a_scaled_update_is_in_no_model() -> None:
 
 
 def test_a_scaled_update_is_in_every_sum() -> None:
-    """No server can look for one under secure sums: only a site's own code bounds what it adds."""
+    """No server can look for one under secure aggregation: only a site's own code bounds what it adds."""
     assert lying_site.scaled_update(secure=True).recovered == 5
 
 

@@ -63,10 +63,10 @@ def log(here: Processes, site: str) -> str:
     return (here.folder / f"{site}.log").read_text()
 
 
-def summed(here: Processes, site: str) -> bool:
+def aggregated(here: Processes, site: str) -> bool:
     """Whether anything of a site ever left for a sum: its audit log has that first."""
     return any(
-        b'"summed"' in file.read_bytes() or b'"masked"' in file.read_bytes()
+        b'"aggregated"' in file.read_bytes() or b'"masked"' in file.read_bytes()
         for file in (here.folder / site).glob("audit*")
     )
 
@@ -77,7 +77,7 @@ def waits(here: Processes, capfd: pytest.CaptureFixture[str]) -> str:
     return called(capfd, "runs", "show", here.recipe.name, f"--server={here.address}", f"--identity={identity}")[1]
 
 
-def test_three_hospitals_confirm_one_code_and_are_summed_and_nobody_is_before(
+def test_three_hospitals_confirm_one_code_and_are_aggregated_and_nobody_is_before(
     here: Processes, capfd: pytest.CaptureFixture[str]
 ) -> None:
     sites = (HOSPITAL, "south", "west")
@@ -94,10 +94,10 @@ def test_three_hospitals_confirm_one_code_and_are_summed_and_nobody_is_before(
         here.wait_for((state / OFFERED).exists)
         confirming = "client", "consortium", "confirm"
         assert called(capfd, *confirming, "0000-0000-0000-0000", f"--state={state}", "--yes")[0] == 78
-        assert not summed(here, site)
+        assert not aggregated(here, site)
         assert called(capfd, *confirming, code, f"--state={state}", "--yes")[0] == 0
     assert here.finish(["server", *sites]) == [0, 0, 0, 0]
-    assert all(summed(here, site) for site in sites)
+    assert all(aggregated(here, site) for site in sites)
 
 
 def offered_to_hospitals_alone(enroll: Any) -> Any:
@@ -116,7 +116,7 @@ LISTS = ("nobody confirmed", "invented", "in the names of partners", "renamed ho
 
 
 @pytest.mark.parametrize("lie", LISTS)
-def test_a_server_with_the_ca_never_has_a_hospital_summed_with_sites_that_it_invented(
+def test_a_server_with_the_ca_never_has_a_hospital_aggregated_with_sites_that_it_invented(
     here: Processes, monkeypatch: pytest.MonkeyPatch, lie: str
 ) -> None:
     """The server counts the hospital as ready whatever it says, and puts it into a group with its own two."""
@@ -143,10 +143,10 @@ def test_a_server_with_the_ca_never_has_a_hospital_summed_with_sites_that_it_inv
             here.wait_for(lambda: "no list of partners is confirmed here" in log(here, named))
         else:
             code = {"invented": "no-partner"}.get(lie, "changed-identity")
-            here.wait_for(lambda: f"secure-sum.{code}" in log(here, named))
+            here.wait_for(lambda: f"secure-aggregation.{code}" in log(here, named))
         rounds = server.ledger.rounds(here.recipe.name)
         assert not [row for row in rounds if row.round and row.state is not None]
-        assert not summed(here, named)
+        assert not aggregated(here, named)
         here.wait_for(lambda: set(sites) == server.context.presence.known().keys())
     finally:
         server.stop()

@@ -1,6 +1,6 @@
 """A server that asks one question after the other reads nothing of a site's data off what the site declines.
 
-Under the policy `standard` and in runs with secure sums. Each question is one to which sites with other data gave other
+Under the policy `standard` and secure aggregation. Each question is one to which sites with other data gave other
 answers: declined, or not. Now all of them answer alike.
 """
 
@@ -36,7 +36,7 @@ from protofed.common.config.data import Data
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import NotEnrolledError
 from protofed.common.payload import Part, Payload
-from protofed.common.protocol.messages import Activity, PauseReason, Subject, TaskKind
+from protofed.common.protocol.messages import Activity, PauseReason, SumOf, TaskKind
 from protofed.deploy import shipped
 
 PLAN = {"lr": 0.1, "epochs": 2, "batch_size": 16, "momentum": 0.0}
@@ -79,7 +79,7 @@ class Questioned:
         self._asked += 1
         task = self.harness.offer(kind, round, base, f"t{self._asked}")
         if kind is TaskKind.FIT:
-            self.harness.link.tasks[-1] = replace(task, attempt=self._asked, subject=Subject.UPDATE)
+            self.harness.link.tasks[-1] = replace(task, attempt=self._asked, sum_of=SumOf.UPDATE)
         before = len(self.harness.link.beats)
         self.agent.step(0.0)
         return self._said(before)
@@ -305,7 +305,7 @@ def test_a_fit_that_diverges_is_not_declined_where_nothing_is_sent(sites: list[S
     rules["limits"]["lr"] = 1e4
     asked = Questioned(tmp_path, run, always(sites[0]), rules)
     assert asked.answer(TaskKind.FIT, 1, as_payload(honest_model(run))) == "done"
-    assert asked.agent._site.store.last_counted(run.name, 2).memory == {}
+    assert asked.agent._site.store.last_counted(run.name, 2).client_state == {}
 
 
 def test_a_method_that_sends_nothing_asks_no_limit_of_the_images(sites: list[SiteData], tmp_path: Path) -> None:

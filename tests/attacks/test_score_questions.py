@@ -139,7 +139,7 @@ def test_of_a_fit_that_is_withheld_no_score_leaves(server: Server, tmp_path: Pat
 
 def test_the_training_loss_is_in_no_sum(server: Server, tmp_path: Path) -> None:
     """Of bases that deny one class each it tells the shares of what three sites train on."""
-    asked = Asked(tmp_path / "summed", server.run, summed={LOSS})
+    asked = Asked(tmp_path / "aggregated", server.run, aggregated={LOSS})
     asked.trained(1, server.first)
     found, shares = losses(server, asked)
     assert np.corrcoef(found, shares)[0, 1] > 0.8

@@ -1,6 +1,6 @@
-"""What a server has of a run under secure sums tells nothing of one site; what it still gives, is said here, too.
+"""What a server has of a run under secure aggregation tells nothing of one site; what it does tell is said here, too.
 
-Each attack succeeds in the same test on a run without secure sums, or on sums that nothing restricts: so it is one.
+Each attack succeeds in the same test without secure aggregation, or on sums that nothing restricts: so it is one.
 That a masked upload is uniform, that t - 1 sites with the server open nothing, and that t do, is in
 tests/common/secure_aggregation/test_masking.py.
 """
@@ -101,15 +101,15 @@ def test_two_others_of_a_group_of_three_that_help_the_server_give_the_third_ones
 
 @pytest.mark.parametrize("trap", TRAPS)
 def test_a_sum_of_three_sites_gives_images_to_a_server_that_chose_the_model(trap: str) -> None:
-    """Fewer than their updates do, and not whose: secure sums are no rule against trap weights."""
-    apart, summed = (images(NONE, TRAPS[trap], summed=which) for which in (False, True))
-    assert 0 < summed.recovered < apart.recovered
+    """Fewer than their updates do, and not whose: secure aggregation is no rule against trap weights."""
+    apart, aggregated = (images(NONE, TRAPS[trap], aggregated=which) for which in (False, True))
+    assert 0 < aggregated.recovered < apart.recovered
 
 
-def test_the_rules_of_sites_for_models_hold_under_secure_sums_as_without() -> None:
-    assert images(PERCEPTRONS, TRAPS["sorted thresholds"], summed=True).silent
+def test_the_rules_of_sites_for_models_hold_under_secure_aggregation_as_without() -> None:
+    assert images(PERCEPTRONS, TRAPS["sorted thresholds"], aggregated=True).silent
     for trap in ("a perceptron that hardly any image wakes", "units behind convolutions that hardly any wakes"):
-        assert images(PERCEPTRONS, TRAPS[trap], summed=True).recovered == 0
+        assert images(PERCEPTRONS, TRAPS[trap], aggregated=True).recovered == 0
 
 
 # A server that chooses what sites learn from

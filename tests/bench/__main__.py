@@ -25,7 +25,7 @@ GROUPS = {
     "server-step": "class_models",
     "robust": "robust_rules",
     "simulation": "simulation",
-    "secure-sums": "secure_sums",
+    "secure-aggregation": "secure_aggregation",
     "rounds": "rounds",
     "start": "start",
     "sites": "sites",

@@ -3,7 +3,7 @@
 First, simulations on the digits, attacked with the scores of `attacks`, which know the truth only to be judged. They
 are simple ones: what they find is there, and a stronger one may find more. Second, `leakage_means`, features that
 gradients tell of. Third, `leakage_attacks`, by which a server or a site gets at more than it is sent; then, what comes
-out of a secure sum of that; `leakage_blind`, what sums tell of sites that a body tells little; last,
+out of a secure aggregation of that; `leakage_blind`, what sums tell of sites that a body tells little; last,
 `leakage_questions`, what sums of scores tell, and `leakage_partners`, what they tell with others who are not partners.
 """
 
@@ -30,7 +30,7 @@ from protofed.deploy import shipped
 
 ATTACKS = "attacks"
 FEW: dict[str, Any] = {"min_samples_per_class": 10}
-SUMMED = ("fedavg", "fednh", "fedprp", "fedproc", "creff", "cwfedavg-private", "scaffold", "fednova")
+AGGREGATED = ("fedavg", "fednh", "fedprp", "fedproc", "creff", "cwfedavg-private", "scaffold", "fednova")
 CASES = (
     Case("digits-fedavg"),
     Case("digits-fedavg", method={"weighting": "examples"}),
@@ -49,7 +49,7 @@ CASES = (
     Case("digits-cwfedavg"),
     Case("digits-cwfedavg-private"),
     Case("digits-cwfedavg-private", FEW),
-    *(Case(f"digits-{name}", secure=True) for name in SUMMED),
+    *(Case(f"digits-{name}", secure=True) for name in AGGREGATED),
     Case("digits-cwfedavg", method={"shares": "true"}, secure=True),
 )
 
@@ -93,9 +93,11 @@ def main() -> None:
         attacked_rows = leakage_attacks.rows()
         Console(width=170).print(table(leakage_attacks.COLUMNS, attacked_rows, "what attacks recover, by policy"))
         pages.append(markdown(leakage_attacks.COLUMNS, attacked_rows))
-        summed_rows = leakage_attacks.sum_rows()
-        Console(width=170).print(table(leakage_attacks.SUM_COLUMNS, summed_rows, "images of three sites, and of a sum"))
-        pages.append(markdown(leakage_attacks.SUM_COLUMNS, summed_rows))
+        aggregated_rows = leakage_attacks.sum_rows()
+        Console(width=170).print(
+            table(leakage_attacks.SUM_COLUMNS, aggregated_rows, "images of three sites, and of a sum")
+        )
+        pages.append(markdown(leakage_attacks.SUM_COLUMNS, aggregated_rows))
         blind_rows = leakage_blind.rows()
         Console(width=170).print(table(leakage_blind.COLUMNS, blind_rows, "shares of three sites, of sums over them"))
         pages.append(markdown(leakage_blind.COLUMNS, blind_rows))

@@ -24,7 +24,12 @@ from tests.attacks import (
 from tests.attacks.outcome import Outcome
 from tests.attacks.policies import PERCEPTRONS, UPDATES
 
-POLICIES = ("open", UPDATES, "strict", PERCEPTRONS)  # `standard` as it is shipped declines runs without secure sums
+POLICIES = (
+    "open",
+    UPDATES,
+    "strict",
+    PERCEPTRONS,
+)  # `standard` as it is shipped declines runs without secure aggregation
 
 COLUMNS = ("attack", "after", "0.2.0, standard", *POLICIES)
 
@@ -83,9 +88,9 @@ class Lie:
 ON_THE_SERVER = (
     Lie("a first model of zeros begins the run", "1 of 1", lambda: str(lying_site.first_model())),
     Lie("share of the model of a site that claims 9e15 examples", "100 %", lambda: f"{lying_site.claimed_count():.0%}"),
-    Lie("the same under secure sums, 6e10", "–", lambda: f"{lying_site.claimed_count(secure=True):.0%}"),
+    Lie("the same under secure aggregation, 6e10", "–", lambda: f"{lying_site.claimed_count(secure=True):.0%}"),
     Lie("rounds with an update scaled by 60", "3 of 5", lambda: str(lying_site.scaled_update())),
-    Lie("the same under secure sums", "–", lambda: str(lying_site.scaled_update(secure=True))),
+    Lie("the same under secure aggregation", "–", lambda: str(lying_site.scaled_update(secure=True))),
     Lie("forged scores that are stored", "2004 of 2004", lambda: str(lying_site.forged_scores())),
 )
 
@@ -110,8 +115,8 @@ SUM_COLUMNS = (
 
 def sum_rows() -> list[list[str]]:
     """Images that come back of three sites, from their updates and from the sum of them; the third table's rows."""
-    asked = [(policy, summed) for policy in ("open", PERCEPTRONS) for summed in (False, True)]
+    asked = [(policy, aggregated) for policy in ("open", PERCEPTRONS) for aggregated in (False, True)]
     return [
-        [name, *(str(sums.images(policy, trap, summed=summed)) for policy, summed in asked)]
+        [name, *(str(sums.images(policy, trap, aggregated=aggregated)) for policy, aggregated in asked)]
         for name, trap in sums.TRAPS.items()
     ]

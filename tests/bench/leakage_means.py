@@ -63,7 +63,7 @@ def _told(recipe: Recipe) -> Iterator[Told]:
     for number, (sent, received) in enumerate(rounds_of(running), 1):
         for site, payload in sent.items():
             data, base = running.data[site], received[site]
-            half.install(
+            half.load_global(
                 FitContext(site, number, recipe.rounds, model, data, recipe.classes, recipe.plan, _draw(), {}), base
             )
             features, missed = _features(model, data)

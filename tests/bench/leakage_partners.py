@@ -9,7 +9,7 @@ from tests.attacks.sums import Counted
 from tests.support.partners import confirm, identity_of, listed
 
 from protofed.client.secure_aggregation.partners import Partners
-from protofed.common.errors import SecureSumError
+from protofed.common.errors import SecureAggregationError
 from protofed.common.secure_aggregation.keys import KeyAdvert
 
 SITES = 6
@@ -39,6 +39,6 @@ def _refusal() -> str:
         invented = [KeyAdvert(site, bytes(32), b"", b"", (), (), b"") for site in ("aaa", "zzz")]
         try:
             Partners(confirm_at).trust(("north", identity_of(confirm_at)), invented, required=True)
-        except SecureSumError as error:
+        except SecureAggregationError as error:
             return f"no sum: the site refuses it ({error.code})"
     return "they are summed"

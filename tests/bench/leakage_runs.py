@@ -42,7 +42,7 @@ class Case:
     """A recipe with changes of its method and plan under a policy.
 
     Attributes:
-        secure: under secure sums.
+        secure: under secure aggregation.
         by_sites: as another site sees it, which is sent the models, and not as the server does.
     """
 
@@ -67,8 +67,8 @@ def attacked(case: Case, seed: int, rounds: int) -> tuple[list[Victim], dict[str
     running = posed(recipe, Policy(everything(recipe).rules.model_copy(update=_allowed(case.rules))))
     running.go()
     ledger, number = running.ledger, recipe.rounds
-    summed = ledger.score_sums(recipe.name, number).get(number, {})
-    last = spreads(ledger.scores(recipe.name, number).get(number, {}), summed)
+    aggregated = ledger.score_sums(recipe.name, number).get(number, {})
+    last = spreads(ledger.scores(recipe.name, number).get(number, {}), aggregated)
     seen = sites_seen(running, by_sites=case.by_sites)
     victims = [Victim(seen[site], _counts(running, site), seed) for site in running.data]
     running.ledger.close()
@@ -101,7 +101,7 @@ def posed(recipe: Recipe, policy: Policy) -> Simulation:
 
     def agent(name: SiteId) -> Agent:
         roles = frozenset({Role.EVALUATOR if name == EVALUATOR else Role.TRAINER})
-        # Under secure sums the updates stay in this process, and `leakage_sums` adds them up.
+        # Under secure aggregation the updates stay in this process, and `leakage_sums` adds them up.
         held = Site(name, roles, policy, MemoryStore(), lambda _: data[name], lambda _: model)
         site = replace(held, simulated=recipe.federation.secure)
         return Agent(site, DirectLink(runs, blobs, name, roles))

@@ -76,12 +76,15 @@ def _judged(name: str, rounds: str, scores: Sequence[Scores | None], victims: Se
 
 def of_all(victims: Sequence[Victim]) -> list[Found]:
     """No attack: what is true of all sites of a run together, and what a perfect reading of a sum would tell."""
-    shares, holders = {}, {}
+    shares, contributors = {}, {}
     for run in {victim.run for victim in victims}:
         counts = np.stack([victim.counts for victim in victims if victim.run == run]).astype(np.float64)
-        shares[run], holders[run] = (counts / counts.sum(axis=1, keepdims=True)).mean(axis=0), (counts > 0).sum(axis=0)
+        shares[run], contributors[run] = (
+            (counts / counts.sum(axis=1, keepdims=True)).mean(axis=0),
+            (counts > 0).sum(axis=0),
+        )
     found = []
-    for name, told in (("mean shares of all sites", shares), ("how many sites have it", holders)):
+    for name, told in (("mean shares of all sites", shares), ("how many sites have it", contributors)):
         found += _judged(name, "–", [np.asarray(told[victim.run], np.float64) for victim in victims], victims)
     return found
 

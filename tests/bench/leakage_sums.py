@@ -1,4 +1,4 @@
-"""What a server sees of a run under secure sums: one opened sum a round, the same of every site in it."""
+"""What a server sees of a run under secure aggregation: one opened sum a round, the same of every site in it."""
 
 from __future__ import annotations
 

@@ -73,6 +73,6 @@ def local_of() -> Callable[..., FitContext]:
         examples = Examples(images, torch.tensor(labels or [0] * len(pixels)))
         data = InOrder(examples, examples, ONE_PIXEL, classes)
         model = SplitModel(Times(body), Times(head))
-        return FitContext("ann", round, rounds, model, data, classes, Plan(**plan), torch.Generator(), memory={})
+        return FitContext("ann", round, rounds, model, data, classes, Plan(**plan), torch.Generator(), client_state={})
 
     return make

@@ -36,7 +36,7 @@ def arrays(draw: st.DrawFn) -> Array:
 
 
 payloads = st.dictionaries(
-    st.sampled_from([*set(Part) - {Part.SECURE_SUM}]), st.dictionaries(names, arrays(), min_size=1, max_size=4)
+    st.sampled_from([*set(Part) - {Part.SECURE_AGGREGATION}]), st.dictionaries(names, arrays(), min_size=1, max_size=4)
 )
 
 
@@ -422,14 +422,14 @@ def header_of(specs: tuple[TensorSpec, ...]) -> bytes:
 
 
 @pytest.mark.parametrize("dtype", ["uint64", "uint8"])
-def test_words_of_a_secure_sum_are_of_no_other_part(dtype: str) -> None:
+def test_words_of_a_secure_aggregation_are_of_no_other_part(dtype: str) -> None:
     words = np.array([1, 2, 3], dtype=dtype)
-    data = encode({Part.SECURE_SUM: {"vector": words}})
-    assert np.array_equal(decode(data)[Part.SECURE_SUM]["vector"], words)
-    assert data == save({"secure-sum/vector": words})
-    with pytest.raises(CodecError, match="of part secure-sum"):
+    data = encode({Part.SECURE_AGGREGATION: {"vector": words}})
+    assert np.array_equal(decode(data)[Part.SECURE_AGGREGATION]["vector"], words)
+    assert data == save({"secure-aggregation/vector": words})
+    with pytest.raises(CodecError, match="of part secure-aggregation"):
         encode({Part.BODY: {"w": words}})
-    with pytest.raises(CodecError, match="of part secure-sum"):
+    with pytest.raises(CodecError, match="of part secure-aggregation"):
         decode(save({"body/w": words}))
-    with pytest.raises(CodecError, match="of part secure-sum"):
-        decode(save({"secure-sum/vector": words.astype(np.float32)}))
+    with pytest.raises(CodecError, match="of part secure-aggregation"):
+        decode(save({"secure-aggregation/vector": words.astype(np.float32)}))

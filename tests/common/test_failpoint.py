@@ -38,7 +38,7 @@ def test_it_acts_at_its_own_place_the_nth_time_and_never_again(nth: int) -> None
     failpoint.arm(f"aggregation-done:{nth}=raise")
     acted = []
     for time_ in range(1, 6):
-        failpoint.reach("aggregation-begun")
+        failpoint.reach("aggregation-started")
         try:
             failpoint.reach("aggregation-done")
         except RuntimeError as error:

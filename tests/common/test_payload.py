@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from protofed.common import codec
 from protofed.common.payload import (
     NOT_ON_THE_WIRE,
-    HolderMeans,
+    ContributorMeans,
     Mean,
     Part,
     Payload,
@@ -37,7 +37,7 @@ def test_no_part_can_hold_data_or_labels() -> None:
         "class-presence",
         "class-shares",
         "class-models",
-        "secure-sum",
+        "secure-aggregation",
         "control",
         "class-gradients",
         "choice",
@@ -229,33 +229,35 @@ def test_the_last_axis_is_divided_and_shape_and_dtype_kept(shape: tuple[int, ...
     np.testing.assert_allclose(np.linalg.norm(result, axis=-1), 1.0, rtol=1e-6)
 
 
-# HolderMeans
+# ContributorMeans
 
 
-def holders(*sites: dict[str, list[float]], dtype: str = "float32") -> dict[str, list[float]]:
-    fold = HolderMeans()
+def contributors(*sites: dict[str, list[float]], dtype: str = "float32") -> dict[str, list[float]]:
+    fold = ContributorMeans()
     for rows in sites:
         fold.add({name: np.array(row, dtype) for name, row in rows.items()})
     return {name: row.tolist() for name, row in fold.result().items()}
 
 
-def test_the_mean_of_a_class_is_over_its_holders_alone() -> None:
-    means = holders({"0": [1.0, 2.0], "3": [6.0, 0.0]}, {}, {"0": [3.0, 8.0]}, {"0": [2.0, 2.0], "10": [0.0, -1.0]})
+def test_the_mean_of_a_class_is_over_its_contributors_alone() -> None:
+    means = contributors(
+        {"0": [1.0, 2.0], "3": [6.0, 0.0]}, {}, {"0": [3.0, 8.0]}, {"0": [2.0, 2.0], "10": [0.0, -1.0]}
+    )
     assert means == {"0": [2.0, 4.0], "3": [6.0, 0.0], "10": [0.0, -1.0]}
 
 
 def test_classes_that_nobody_holds_are_not_there() -> None:
-    assert holders() == {}
-    assert holders({}, {}) == {}
+    assert contributors() == {}
+    assert contributors({}, {}) == {}
 
 
 def test_a_site_without_a_class_is_no_site_with_zeros() -> None:
-    assert holders({"0": [0.0]}, {"0": [4.0]}) == {"0": [2.0]}
-    assert holders({}, {"0": [4.0]}) == {"0": [4.0]}
+    assert contributors({"0": [0.0]}, {"0": [4.0]}) == {"0": [2.0]}
+    assert contributors({}, {"0": [4.0]}) == {"0": [4.0]}
 
 
-def test_means_of_holders_keep_dtype_and_shape_and_share_nothing_with_what_went_in() -> None:
-    fold, rows = HolderMeans(), {"0": np.arange(6, dtype=np.float32).reshape(2, 3), "1": np.array(3.0, np.float32)}
+def test_means_of_contributors_keep_dtype_and_shape_and_share_nothing_with_what_went_in() -> None:
+    fold, rows = ContributorMeans(), {"0": np.arange(6, dtype=np.float32).reshape(2, 3), "1": np.array(3.0, np.float32)}
     fold.add(rows)
     alone = fold.result()
     fold.add({"0": np.ones((2, 3), np.float32), "1": np.array(4.0, np.float32)})

@@ -151,7 +151,7 @@ def test_a_simulation_leaves_out_the_groups_that_masked_rounds_leave_out(
     monkeypatch.setattr("protofed.client.agent.run_work.fit", fails)
     with simulation(recipe) as plain:
         expected, groups = states(plain), plain.ledger.groups()
-        aside, simulated = set_aside(plain), scored(plain)
+        aside, simulated = rejected(plain), scored(plain)
     first, second = groups
     assert {len(first), len(second)} == {3, 4}
     broken = {*(first if "site-1" in first else second)}
@@ -161,14 +161,14 @@ def test_a_simulation_leaves_out_the_groups_that_masked_rounds_leave_out(
         running = masked(recipe, tmp_path, resources)
         assert states(running) == expected
         assert running.ledger.groups() == groups
-        assert set_aside(running) <= aside  # who comes when nothing is waited for any more is late
+        assert rejected(running) <= aside  # who comes when nothing is waited for any more is late
         assert scored(running) == simulated
         assert "mask" in kinds(running)
 
 
-def set_aside(running: Simulation) -> set[SiteId]:
+def rejected(running: Simulation) -> set[SiteId]:
     rows = running.ledger.updates(running.recipe.name)
-    return {row.task.site for row in rows if row.set_aside is not None and row.task.round == 2}
+    return {row.task.site for row in rows if row.rejected is not None and row.task.round == 2}
 
 
 def vector_of(blob: bytes) -> Array:

@@ -87,10 +87,10 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize("summed", [False, True], ids=["plain", "secure"])
-def test_of_a_run_with_noise_every_screen_says_that_own_scores_stay_for_that(summed: bool) -> None:
+@pytest.mark.parametrize("aggregated", [False, True], ids=["plain", "secure"])
+def test_of_a_run_with_noise_every_screen_says_that_own_scores_stay_for_that(aggregated: bool) -> None:
     row = scored(2, a="reported", b="reported")
-    if summed:
+    if aggregated:
         row.sites.add(site="a", kind="score-sum", task_status="reported")
     reply = answer([row], scores={2: [GLOBAL]}, noisy=True)
     assert snapshot_of(reply).noisy

@@ -131,7 +131,7 @@ def test_what_a_policy_admits_follows_from_its_rules_alone() -> None:
     assert "cwfedavg" in admitted(Policy(required.model_copy(update={"secure": "allowed"})))
 
 
-def test_updates_leave_in_secure_sums_alone_but_under_the_open_policy() -> None:
+def test_updates_leave_in_secure_aggregation_alone_but_under_the_open_policy() -> None:
     asked = {name: Policy.read(shipped.folder("policies") / f"{name}.toml").rules.secure for name in POLICIES}
     assert asked == {"strict": "required", "standard": "required", "open": "allowed"}
 
@@ -286,14 +286,14 @@ def test_a_dry_run_prints_the_changed_recipe_and_what_leaves_a_site_and_makes_no
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_says_what_leaves_in_a_secure_sum_alone() -> None:
+def test_a_dry_run_says_what_leaves_in_a_secure_aggregation_alone() -> None:
     recipe = shipped.recipe("digits-fednh-secure")
     lines = dry("simulate", "digits-fednh-secure").stdout.splitlines()
     plan = site_plan(recipe)
     assert any(line.endswith(f"as one masked vector, {plan.sent_bytes[1]:,} bytes") for line in lines)
     own = [line for line in lines if ": personal." in line or line.endswith(": loss")]
     assert len(own) > 1
-    assert all(line.startswith("# leaves a site in a secure sum alone, ") for line in own)
+    assert all(line.startswith("# leaves a site in a secure aggregation alone, ") for line in own)
 
 
 @pytest.mark.parametrize("words", READERS.values(), ids=READERS)

@@ -1,6 +1,6 @@
 """`python -m tests.e2e.engine`: deploy/compose.yaml in a container engine, from building images to taking all down.
 
-Four sites and an evaluator train under the policy `standard`, with secure sums; a client is killed and made anew, the
+Four sites and an evaluator train under `standard`, with secure aggregation; a client is killed and made anew, the
 server is restarted, a hospital of its own joins by compose.site.yaml through the published port, and a real Prometheus
 answers what dashboards ask. Three replicas of one service train, and `down -v` keeps keys and ledger.
 Exit code 0 if all went well. Only the images protofed-server and protofed-client stay.
@@ -178,8 +178,10 @@ def train(story: Story) -> None:
     sys.stdout.write(story.operator("runs", "show", "wing"))
     for row in story.shown()["rounds"]:
         if row["round"] and row["outcome"] in ("published", "degraded"):
-            summed = {one["site"] for one in row["sites"] if one["kind"] == "mask" and one["task_status"] == "reported"}
-            expect(summed == set(SITES), f"round {row['round']} is the sum of the whole group: {summed}")
+            aggregated = {
+                one["site"] for one in row["sites"] if one["kind"] == "mask" and one["task_status"] == "reported"
+            }
+            expect(aggregated == set(SITES), f"round {row['round']} is the sum of the whole group: {aggregated}")
     story.say(
         f"the run is completed, each round a sum of all four sites: it waited for site-2, and {NORTH} is in no list"
     )

@@ -1,7 +1,7 @@
 """`make e2e`: three hospitals in networks of their own train together, from the first key to the last audit log.
 
 Two hospitals reach the server directly, the third only through its web proxy, and the run waits for it: under the
-policy `standard` what tells of a hospital's classes leaves in secure sums of three or more.
+policy `standard` what tells of a hospital's classes leaves in secure aggregation of three or more.
 An evaluator beside the server scores the global model on a test set of its own.
 Everything is done by the commands that people type. Exit code 0 if all of it went well; nothing is left behind.
 """

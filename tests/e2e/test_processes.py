@@ -71,7 +71,7 @@ def test_a_daemon_and_the_server_killed_in_training_and_started_again_lose_nothi
     assert here.final_digest() == simulated(recipe)
 
 
-def test_a_secure_sum_is_that_of_a_simulation_though_a_site_and_the_server_are_killed_in_it(
+def test_a_secure_aggregation_is_that_of_a_simulation_though_a_site_and_the_server_are_killed_in_it(
     processes_of: Callable[..., Any], recipe_of: Callable[..., Recipe]
 ) -> None:
     """tests/faults kills at each step."""

@@ -48,7 +48,7 @@ from protofed.server.rounds.aggregation.aggregation import WEIGHT_CAP
 from protofed.server.rounds.machine import phases
 from protofed.server.storage.blobs import FolderBlobs, MemoryBlobs
 from protofed.server.storage.ledger import Ledger
-from protofed.server.verdicts import RejectionCode, RoundOutcome
+from protofed.server.verdicts import RefusalCode, RoundOutcome
 from protofed.testing.live_server import LiveServer, links
 
 if TYPE_CHECKING:
@@ -121,12 +121,12 @@ def five(recipe_of: Callable[..., Recipe]) -> Recipe:
 
 
 def played(recipe: Recipe, attack: Attack | None) -> tuple[Overview, dict[str, int]]:
-    """How the run went, and how many updates of each site were set aside."""
+    """How the run went, and how many updates of each site were rejected."""
     with simulation(recipe) as running:
         play_against(running, recipe, attack)
         seen = overview(running.ledger, recipe.name)
         assert seen is not None
-        aside = [task.site for task in running.ledger.tasks(recipe.name) if task.task_status == "set-aside"]
+        aside = [task.site for task in running.ledger.tasks(recipe.name) if task.task_status == "rejected"]
         return seen, {site: aside.count(site) for site in aside}
 
 
@@ -162,7 +162,7 @@ def clean(five: Recipe) -> float:
     return accuracy(seen)
 
 
-def test_row_67_an_update_far_from_the_others_is_set_aside_and_the_model_is_as_good(five: Recipe, clean: float) -> None:
+def test_row_67_an_update_far_from_the_others_is_rejected_and_the_model_is_as_good(five: Recipe, clean: float) -> None:
     seen, aside = played(five, ATTACKS[DETECTED])
     assert aside == {ATTACKED: five.rounds}
     assert seen.degraded == five.rounds
@@ -215,8 +215,8 @@ def test_row_67_a_site_whose_update_is_refused_is_not_waited_for(
         assert run is not None
         assert run.outcome is RoundOutcome.COMPLETED
         for number in range(1, recipe.rounds + 1):
-            refused = [row for row in ledger.updates(recipe.name, number) if row.verdict is Verdict.INVALID]
-            assert [(row.task.site, row.code) for row in refused] == [(ATTACKED, RejectionCode.NORM)]  # asked once
+            refused = [row for row in ledger.updates(recipe.name, number) if row.verdict is Verdict.REFUSED]
+            assert [(row.task.site, row.code) for row in refused] == [(ATTACKED, RefusalCode.NORM)]  # asked once
             fits = [task for task in ledger.tasks(recipe.name, number) if task.kind is TaskKind.FIT]
             assert [task.site for task in fits if task.task_status == "failed"] == [ATTACKED]
             assert len([task for task in fits if task.task_status == "reported"]) == 4
@@ -274,8 +274,8 @@ def test_row_68_a_count_below_the_cap_counts_as_it_is() -> None:
 @pytest.mark.parametrize("weight", [None, -1.0, 0.0, float("nan"), 2.0**63])
 def test_row_68_where_they_count_one_that_is_none_is_invalid(weight: float | None) -> None:
     lab = Lab(small(method={"name": "fedavg", "weighting": "examples"}), MemoryBlobs(), Ledger()).begin()
-    assert lab.push("ann", lab.model(1.0), weight=weight).verdict is Verdict.INVALID
-    assert [row.code for row in lab.ledger.updates("test", 1)] == [RejectionCode.COUNT]
+    assert lab.push("ann", lab.model(1.0), weight=weight).verdict is Verdict.REFUSED
+    assert [row.code for row in lab.ledger.updates("test", 1)] == [RefusalCode.COUNT]
     assert lab.push("ann", lab.model(1.0), weight=5.0).verdict is Verdict.ACCEPTED
 
 
@@ -343,7 +343,7 @@ def test_row_72_an_update_that_rotted_is_left_out_with_an_alarm(on_disk: Callabl
         lab.push("cyd", lab.model(3.0))
     assert lab.value == 2.0
     (alarm,) = [entry for entry in logs if entry["log_level"] == "error"]
-    assert (alarm["event"], alarm["site"]) == ("update set aside", "bob")
+    assert (alarm["event"], alarm["site"]) == ("update rejected", "bob")
     assert "has changed on disk" in alarm["why"]
     assert [(row.state is not None, row.complete) for row in lab.ledger.rounds("test")] == [(True, True), (True, False)]
 

@@ -142,7 +142,7 @@ def test_row_37_and_45_a_late_update_is_stale_and_leaves_no_blob(
     task = pb.Task(run=RUN, round=1, task_id=invitation.task_id, base_digest=invitation.base_digest)
     before = sorted(path.name for path in (tmp_path / "server" / "blobs").rglob("*"))
     receipt = late.push(task, update_of(7.0))
-    assert (receipt.verdict, receipt.reason) == (pb.VERDICT_STALE, "round 1 is closed")
+    assert (receipt.verdict, receipt.reason) == (pb.VERDICT_LATE, "round 1 is closed")
     assert sorted(path.name for path in (tmp_path / "server" / "blobs").rglob("*")) == before
     (row,) = [row for row in server.ledger.updates(RUN, 1) if row.task.site == late.site]
     assert (row.verdict, row.digest) == ("stale", codec.digest(codec.encode(update_of(7.0))))
@@ -168,11 +168,11 @@ def test_row_45_an_update_that_was_under_way_when_its_round_was_closed_is_stale_
     assert quick.task().round == rounds + 1  # so the one before is published
     assert (blobs / task.base_digest).exists() is (rounds == 1)
     receipt = slow.commit(task, ticket.upload.id, codec.digest(data))
-    assert (receipt.verdict, receipt.reason) == (pb.VERDICT_STALE, "round 1 is closed")
+    assert (receipt.verdict, receipt.reason) == (pb.VERDICT_LATE, "round 1 is closed")
     again = slow.push(task, update_of(7.0))
     assert again.record_hash == receipt.record_hash
     verdicts = [(row.task.site, row.verdict) for row in server.ledger.updates(RUN, 1)]
-    assert verdicts == [("site-1", Verdict.STALE), ("site-2", Verdict.ACCEPTED)]
+    assert verdicts == [("site-1", Verdict.LATE), ("site-2", Verdict.ACCEPTED)]
     assert not (blobs / codec.digest(data)).exists()
     assert list((blobs / "uploads").iterdir()) == []
     close_channels(daemons)

@@ -53,7 +53,7 @@ class Chaos:
         """Kill by the plan: its kills are spread evenly over the rounds, at random instants within each."""
         for number, victim in enumerate(self._victims):
             first = 1 + number * (ROUNDS - LAST_ROUNDS) // len(self._victims)
-            self._here.wait_for(partial(self._has_begun, first), PATIENCE_S)
+            self._here.wait_for(partial(self._has_started, first), PATIENCE_S)
             time.sleep(self._chance.uniform(0, LONGEST_PAUSE_S))
             self._kill("server" if victim == "server" else self._chance.choice(SITES))
 
@@ -63,7 +63,7 @@ class Chaos:
         self.kills[name] = self.kills.get(name, 0) + 1
         self.start(name)
 
-    def _has_begun(self, number: int) -> bool:
+    def _has_started(self, number: int) -> bool:
         with self._here.ledger() as ledger:
             rounds = ledger.rounds(self._here.recipe.name)
         return bool(rounds) and rounds[-1].round >= number

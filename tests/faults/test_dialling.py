@@ -51,8 +51,8 @@ def recipe(quick_recipe: Callable[..., Recipe]) -> Recipe:
 @pytest.fixture
 def here(recipe: Recipe, live_server: Callable[..., Any], tmp_path: Path) -> Iterator[TlsServer]:
     """A server at work."""
-    with tls_server(tmp_path / "realm", live_server, recipe) as begun:
-        yield begun
+    with tls_server(tmp_path / "realm", live_server, recipe) as started:
+        yield started
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 from tests.support.processes import Processes
-from tests.support.raw_client import FEDERATION, MODEL, Code, RawClient, memory, refused, send_compressed, zeros
+from tests.support.raw_client import FEDERATION, MODEL, Code, RawClient, client_state, refused, send_compressed, zeros
 
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
@@ -28,7 +28,7 @@ from protofed.common.protocol.messages import Manifest
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.server.rounds.aggregation.publisher import outliers
 from protofed.server.rounds.intake.intake import examined
-from protofed.server.verdicts import RejectionCode, UpdateProblem
+from protofed.server.verdicts import RefusalCode, UpdateProblem
 
 RUN = "small-fedavg"
 FIRST: Tensors = MODEL[Part.BODY]
@@ -120,7 +120,7 @@ def test_row_45_an_update_for_a_closed_round_is_stale(
     assert quick.push(quick.task()).verdict == pb.VERDICT_ACCEPTED
     wait_until(lambda: quick.task().round > task.round)
     receipt = late.push(task)
-    assert (receipt.verdict, receipt.reason) == (pb.VERDICT_STALE, f"round {task.round} is closed")
+    assert (receipt.verdict, receipt.reason) == (pb.VERDICT_LATE, f"round {task.round} is closed")
     assert (task.round, "site-2", "stale", receipt.reason) in verdicts()
     assert late.task().round > task.round  # polite: it goes on with the next round
 
@@ -165,7 +165,7 @@ def test_row_47_an_update_replayed_in_the_next_round_never_counts_again(
     moved = pb.UploadManifest.FromString(recorded[0][1].SerializeToString())
     moved.task_id, moved.round = following.task_id, following.round
     answer = site.say("BeginUpload", moved)
-    assert answer.receipt.verdict == pb.VERDICT_INVALID
+    assert answer.receipt.verdict == pb.VERDICT_REFUSED
     assert answer.receipt.reason == "it starts from another model than the task names"
     assert [row[2] for row in verdicts() if row[0] == following.round] == ["invalid"]
 
@@ -190,7 +190,7 @@ def test_row_49_no_message_takes_the_server_more_than_64_mib(tmp_path: Path, rec
     try:
         site = RawClient(processes.address, RUN).enroll()
         assert site.push(site.task()).verdict == pb.VERDICT_ACCEPTED
-        before = memory(process.pid)
+        before = client_state(process.pid)
         bomb = zeros(1 << 30)
         for call in ("Enroll", "PutChunk"):
             assert b"grpc-status\x0212" in send_compressed(processes.address, call, bomb)  # UNIMPLEMENTED
@@ -209,7 +209,7 @@ def test_row_49_no_message_takes_the_server_more_than_64_mib(tmp_path: Path, rec
         ]
         for call, data, expected in raw:
             assert site.raw(call, data).code() is expected, call
-        assert memory(process.pid) - before < 64 << 20
+        assert client_state(process.pid) - before < 64 << 20
         assert site.push(site.task()).verdict == pb.VERDICT_ACCEPTED
     finally:
         processes.kill("server")
@@ -268,7 +268,7 @@ def test_row_63_numbers_that_are_not_finite_are_invalid(
     task, poisoned = site.task(), FIRST["w"].copy()
     poisoned[1, 2] = value
     receipt = site.push(task, body(w=poisoned))
-    assert (receipt.verdict, receipt.reason) == (pb.VERDICT_INVALID, "body/w has values that are not finite")
+    assert (receipt.verdict, receipt.reason) == (pb.VERDICT_REFUSED, "body/w has values that are not finite")
     assert verdicts()[-1] == (task.round, "site-1", "invalid", receipt.reason)
     assert site.push(task).verdict == pb.VERDICT_ACCEPTED  # the task is still open
 
@@ -292,7 +292,7 @@ SHAPES: dict[str, tuple[Payload, str]] = {
 @pytest.mark.parametrize(("payload", "reason"), SHAPES.values(), ids=SHAPES)
 def test_row_64_and_65_tensors_other_than_expected_are_named(site: RawClient, payload: Payload, reason: str) -> None:
     receipt = site.push(site.task(), payload)
-    assert (receipt.verdict, receipt.reason) == (pb.VERDICT_INVALID, reason)
+    assert (receipt.verdict, receipt.reason) == (pb.VERDICT_REFUSED, reason)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "bool", ">f4", "object", "F32"])
@@ -332,7 +332,7 @@ def test_row_65_and_66_a_header_that_lies_is_invalid(site: RawClient, data: byte
     announced = Manifest(describe(MODEL), len(data), codec.digest(data))
     assert isinstance(examined(data, announced, MODEL, 1e9), UpdateProblem)
     receipt = site.push(site.task(), MODEL, data)
-    assert receipt.verdict == pb.VERDICT_INVALID
+    assert receipt.verdict == pb.VERDICT_REFUSED
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ UPDATES: dict[str, tuple[Array, bool]] = {
 
 
 @pytest.mark.parametrize(("change", "aside"), UPDATES.values(), ids=UPDATES)
-def test_row_67_updates_far_from_the_cohorts_are_set_aside(change: Array, aside: bool) -> None:
+def test_row_67_updates_far_from_the_cohorts_are_rejected(change: Array, aside: bool) -> None:
     base: Payload = {Part.BODY: {"w": np.full(3, 7, np.float32)}}
     norms: dict[str, float] = {}
     for name, step in {"site-1": HONEST, "site-2": -HONEST, "site-3": HONEST[::-1], "site-4": change}.items():
@@ -383,7 +383,7 @@ def test_row_68_an_example_count_that_cannot_be_is_invalid(
     site: RawClient, weight: float, verdicts: Callable[[], list[Any]]
 ) -> None:
     receipt = site.push(site.task(), weight=weight)
-    assert (receipt.verdict, receipt.reason) == (pb.VERDICT_INVALID, f"an example count of {weight}")
+    assert (receipt.verdict, receipt.reason) == (pb.VERDICT_REFUSED, f"an example count of {weight}")
     assert verdicts()[-1][2] == "invalid"
 
 
@@ -408,7 +408,7 @@ def test_row_69_prototypes_of_no_class_are_invalid(
     )
     announced.total_bytes = codec.encoded_size(wire.unpack_manifest(announced).tensors)
     receipt = site.say("BeginUpload", announced).receipt
-    assert (receipt.verdict, receipt.reason) == (pb.VERDICT_INVALID, reason)
+    assert (receipt.verdict, receipt.reason) == (pb.VERDICT_REFUSED, reason)
 
 
 def test_row_69_a_huge_prototype_is_invalid_and_an_empty_one_does_no_harm(
@@ -419,7 +419,7 @@ def test_row_69_a_huge_prototype_is_invalid_and_an_empty_one_does_no_harm(
     update: Payload = {Part.BODY: FIRST, Part.HEAD: {"scale": np.ones((), np.float32)}}
     task, huge = site.task(), np.full(3, 1e30, np.float32)
     receipt = site.push(task, {**update, Part.PROTOTYPES: {"1": huge}})
-    assert receipt.verdict == pb.VERDICT_INVALID
+    assert receipt.verdict == pb.VERDICT_REFUSED
     assert "the update's norm is 1.73205e+30" in receipt.reason
     assert site.push(task, {**update, Part.PROTOTYPES: {"1": np.zeros(3, np.float32)}}).verdict == pb.VERDICT_ACCEPTED
     assert site.task().round == 2
@@ -447,7 +447,7 @@ def test_row_70_programs_in_place_of_a_payload_are_never_run(site: RawClient, ki
     data = file.read_bytes() + bytes(200)
     problem = examined(data, Manifest(describe(MODEL), len(data), codec.digest(data)), None, 1e9)
     assert isinstance(problem, UpdateProblem)
-    assert problem.code is RejectionCode.DAMAGED
-    assert site.push(site.task(), MODEL, data).verdict == pb.VERDICT_INVALID
+    assert problem.code is RefusalCode.DAMAGED
+    assert site.push(site.task(), MODEL, data).verdict == pb.VERDICT_REFUSED
     assert not canary.exists()
     assert site.push(site.task()).verdict == pb.VERDICT_ACCEPTED

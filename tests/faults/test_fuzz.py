@@ -22,7 +22,7 @@ from google_crc32c import value as crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.processes import Processes
-from tests.support.raw_client import DOCUMENTED, FEDERATION, MODEL, OPERATOR, RawClient, memory
+from tests.support.raw_client import DOCUMENTED, FEDERATION, MODEL, OPERATOR, RawClient, client_state
 
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
@@ -285,7 +285,7 @@ def test_row_50_a_hundred_thousand_cases_leave_memory_flat(target: Target) -> No
     resident: list[int] = []
     for _ in range(100):
         target.work()
-        resident.append(memory(process.pid))
+        resident.append(client_state(process.pid))
         for _ in range(1_000):
             free.acquire()
             case = target.case(rng)
@@ -303,4 +303,4 @@ def test_row_50_a_hundred_thousand_cases_leave_memory_flat(target: Target) -> No
         target.check(case, call)
     target.work()
     assert process.poll() is None
-    assert memory(process.pid) - resident[20] < 32 << 20, [size >> 20 for size in resident]
+    assert client_state(process.pid) - resident[20] < 32 << 20, [size >> 20 for size in resident]

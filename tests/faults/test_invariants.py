@@ -122,7 +122,7 @@ def test_what_retention_has_discarded_is_not_missed(folder: Path) -> None:
         ("update tasks set task_status = 'late' where round = 1 and site = 'ann'", "N1"),
         ("update updates set digest = (select state from rounds where round = 0) where round = 2", "N4: round 2 gives"),
         ("update updates set bytes = 7 where round = 2 and site = 'bob'", "N3"),
-        ("update updates set set_aside = 'why not' where round = 2 and site = 'bob'", "N4: round 2 gives"),
+        ("update updates set rejected = 'why not' where round = 2 and site = 'bob'", "N4: round 2 gives"),
         ("update rounds set state = (select state from rounds where round = 0) where round = 2", "N4: round 2 gives"),
         ("update rounds set state = 'gone' where round = 2", "N4"),
         ("update rounds set state = null, abandoned = 'so' where round = 1", "N4"),
@@ -140,7 +140,7 @@ def test_a_ledger_that_says_otherwise_is_found(folder: Path, statement: str, tol
 def test_two_updates_of_a_site_are_found(folder: Path) -> None:
     again = (
         "id + 100, run, round, attempt, site, task_id, verdict, code, reason, digest, bytes, metrics, weight, norm, "
-        "set_aside, record_hash"
+        "rejected, record_hash"
     )
     with closing(sqlite3.connect(folder / "server" / LEDGER_FILE)) as database, database:
         database.execute("drop index one_update_a_task")

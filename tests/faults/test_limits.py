@@ -140,15 +140,15 @@ def test_row_88_a_server_out_of_descriptors_refuses_and_lives(
     assert late.poll() is None
     ended_like(here, undisturbed(here.recipe))
     with here.ledger() as ledger:
-        assert [row.set_aside for row in ledger.updates(here.recipe.name) if row.set_aside] == []
+        assert [row.rejected for row in ledger.updates(here.recipe.name) if row.rejected] == []
 
 
 def test_row_88_71_updates_that_cannot_be_opened_now_are_not_taken_for_damaged(
     processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed
 ) -> None:
-    """Out of descriptors while it aggregates, the server waits and computes again: no update is set aside for that."""
+    """Out of descriptors while it aggregates, the server waits and computes again: no update is rejected for that."""
     here = processes_of(quick_recipe())
-    here.server(fails="aggregation-begun:2=sleep5")  # the first one is the model's
+    here.server(fails="aggregation-started:2=sleep5")  # the first one is the model's
     here.trainers()
     here.wait_for(lambda: list(here.task_statuses(1).values()) == ["reported", "reported"])
     pid = here.running["server"].pid

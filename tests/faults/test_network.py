@@ -22,11 +22,11 @@ MakeRecipe = Callable[..., Recipe]
 
 @pytest.fixture
 def here(processes_of: MakeProcesses, quick_recipe: MakeRecipe) -> ProxiedProcesses:
-    """Three rounds, begun: the server and two sites at work."""
-    begun = processes_of(quick_recipe())
-    begun.server()
-    begun.trainers()
-    return begun
+    """Three rounds, started: the server and two sites at work."""
+    started = processes_of(quick_recipe())
+    started.server()
+    started.trainers()
+    return started
 
 
 def ended_like(here: ProxiedProcesses, final: str) -> None:

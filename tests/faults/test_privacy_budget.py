@@ -28,10 +28,10 @@ def test_a_daemon_killed_at_every_place_has_each_fit_in_its_ledger_once(
     here.trainer(killed, fails=f"{PLACES[0]}=kill")
     for place, after in zip(PLACES, [*PLACES[1:], None], strict=True):
         died(here, killed, place)
-        begun = {spend.round for spend in read(here.folder / killed / FILE).spends}
+        started = {spend.round for spend in read(here.folder / killed / FILE).spends}
         with here.ledger() as ledger:
             sent = {row.round for row in ledger.rounds(here.recipe.name) if row.round and row.state}
-        assert begun >= sent, f"after {place}"
+        assert started >= sent, f"after {place}"
         here.trainer(killed, fails=f"{after}=kill" if after else "")
     assert here.finish(["server", *SITES]) == [0] * 3, here.logs()
     for site in SITES:

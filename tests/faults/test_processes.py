@@ -65,7 +65,7 @@ def test_row_60_71_81_a_server_killed_at_every_place_loses_and_doubles_nothing(
         here.server(fails=f"{after}=kill" if after else "")
     serves(here.address)
     ended_like(here, undisturbed(here.recipe))
-    assert attempts(here) == [(number, 1) for number in range(here.recipe.rounds + 1)]  # none was begun anew
+    assert attempts(here) == [(number, 1) for number in range(here.recipe.rounds + 1)]  # none was started anew
 
 
 def test_row_60_a_run_that_stops_early_ends_after_the_same_round_though_its_server_is_killed_at_every_place(
@@ -122,8 +122,8 @@ def test_row_38_a_daemon_killed_after_a_chunk_has_no_update_row_and_resumes(
     died(here, "server", "chunk-written")
     for site in SITES:
         here.kill(site)
-    begun = [path.name for path in (here.folder / "server" / "blobs" / "uploads").iterdir()]
-    assert begun, "no chunk was kept"
+    started = [path.name for path in (here.folder / "server" / "blobs" / "uploads").iterdir()]
+    assert started, "no chunk was kept"
     with here.ledger() as ledger:
         assert ledger.updates(here.recipe.name, 1, 1) == []
     here.server()

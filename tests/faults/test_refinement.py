@@ -20,7 +20,7 @@ EVALUATOR = "evaluator"
 # upload, and what is made of it.
 SERVER_PLACES = (
     *("state-stored:2", "aggregate-kept", "broadcast-stored", "round-opened", "chunk-written", "upload-sealed"),
-    *("commit-recorded", "aggregation-begun", "aggregation-done", "state-stored", "round-published"),
+    *("commit-recorded", "aggregation-started", "aggregation-done", "state-stored", "round-published"),
 )
 EVALUATOR_PLACES = ("fetched", "batch-done:3", "epoch-done", "refined", "pushed")
 

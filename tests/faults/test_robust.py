@@ -35,7 +35,7 @@ def test_row_75_where_nobody_attacks_a_rule_costs_nothing(clean: Played, rule: R
     seen = played(made("fedavg", rule))
     assert seen.accuracy > clean.accuracy - 0.01
     assert seen.worst > clean.worst - 0.02
-    assert seen.set_aside == {}
+    assert seen.rejected == {}
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_row_75_one_of_five_sites_takes_little_of_the_model(clean: Played, attac
     seen = played(made("fedavg", rule), attack, BAD)
     assert seen.finished
     assert seen.accuracy > clean.accuracy - 0.1
-    assert set(seen.set_aside) <= BAD
+    assert set(seen.rejected) <= BAD
 
 
 @pytest.mark.parametrize("attack", ["sign flip", "times 60"])
@@ -87,7 +87,7 @@ def test_row_75_a_backdoor_within_the_honest_spread_is_not_stopped(clean: Played
     seen = played(made("fedavg", rule), BACKDOOR, BAD)
     assert seen.accuracy > clean.accuracy - 0.05
     assert clean.fooled < 0.1 < 0.5 < seen.fooled
-    assert seen.set_aside == {}
+    assert seen.rejected == {}
 
 
 def test_row_75_exchanged_prototypes_of_one_site_are_outvoted() -> None:
@@ -98,12 +98,12 @@ def test_row_75_exchanged_prototypes_of_one_site_are_outvoted() -> None:
 @pytest.mark.faults
 @pytest.mark.parametrize("name", ["digits-fedavg", "digits-fednh"])
 @pytest.mark.parametrize(("rule", "at_most"), [("clip", 0), ("krum", 9)])
-def test_row_75_honest_sites_are_rarely_set_aside_for_their_rare_classes(name: str, rule: Robust, at_most: int) -> None:
+def test_row_75_honest_sites_are_rarely_rejected_for_their_rare_classes(name: str, rule: Robust, at_most: int) -> None:
     """The shipped recipes: a long tail, and sites that hold few of its classes; Multi-Krum would leave out 18.
 
     Who stands out, and whether anybody does, hangs on the last bits of sums, which differ from one CPU to another.
     """
-    seen = [played(attacked(name, rule, sites=5, seed=seed, rounds=6)).set_aside for seed in range(3)]
+    seen = [played(attacked(name, rule, sites=5, seed=seed, rounds=6)).rejected for seed in range(3)]
     assert sum(sum(each.values()) for each in seen) <= at_most
 
 

@@ -71,7 +71,7 @@ def in_folder(folder: Path, recipe: dict[str, Any] = SOLO, **changes: Any) -> Ag
 def kept(harness: AgentHarness) -> tuple[int, bytes, bytes]:
     """What the site holds."""
     held = harness.store.last_counted("run", 9)
-    return held.round, codec.encode(held.memory), codec.encode(held.personal or {})
+    return held.round, codec.encode(held.client_state), codec.encode(held.personal or {})
 
 
 def said(harness: AgentHarness, task: Task, reason: FailureReason) -> None:

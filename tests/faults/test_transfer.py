@@ -345,7 +345,7 @@ def test_row_40_a_commit_of_less_than_was_announced_is_refused(
     assert (blobs(tmp_path), unfinished(tmp_path), rows()) == (before, [], [])
     for change in (-1, 1):
         wrong = client.announcement(task, DATA, UPDATE, total_bytes=len(DATA) + change)
-        assert client.say("BeginUpload", wrong).receipt.verdict == pb.VERDICT_INVALID
+        assert client.say("BeginUpload", wrong).receipt.verdict == pb.VERDICT_REFUSED
     assert rows() == [(1, "invalid")] * 2
 
 
@@ -485,7 +485,7 @@ def test_row_48_of_two_updates_at_once_one_counts(
         calls = [pool.submit(client.commit, task, upload.id) for upload in uploads[:2]]
         errors = [call.exception(20) for call in calls]
     verdicts = sorted(call.result().verdict for call, error in zip(calls, errors, strict=True) if error is None)
-    assert verdicts in ([pb.VERDICT_ACCEPTED], [pb.VERDICT_ACCEPTED, pb.VERDICT_INVALID])
+    assert verdicts in ([pb.VERDICT_ACCEPTED], [pb.VERDICT_ACCEPTED, pb.VERDICT_REFUSED])
     for error in filter(None, errors):  # it came when the other had counted already, and was forgotten
         assert isinstance(error, grpc.RpcError)
         assert error.code() is Code.FAILED_PRECONDITION
@@ -493,7 +493,7 @@ def test_row_48_of_two_updates_at_once_one_counts(
     assert refused(lambda: client.put(uploads[2].id, 0, pieces()[0]))[0] is Code.FAILED_PRECONDITION
     assert unfinished(tmp_path) == []
     late = client.say("BeginUpload", client.announcement(task, codec.encode(payloads[2]), payloads[2]))
-    assert late.receipt.verdict == pb.VERDICT_INVALID
+    assert late.receipt.verdict == pb.VERDICT_REFUSED
     assert "another update" in late.receipt.reason
 
 
@@ -579,14 +579,14 @@ def test_row_60_a_server_that_dies_between_the_blob_and_its_row_is_sent_no_chunk
 def test_row_61_a_flood_of_uploads_is_bounded_and_harms_nobody_else(
     client: RawClient, task: pb.Task, rows: Callable[[], Any], tmp_path: Path
 ) -> None:
-    message, begun = client.announcement(task, DATA, UPDATE), 0
+    message, started = client.announcement(task, DATA, UPDATE), 0
     for number in range(200):  # beyond 240 another bound would speak
         message.digest = codec.digest(number.to_bytes(2, "big"))
         with contextlib.suppress(grpc.RpcError):
             client.say("BeginUpload", message)
-            begun += 1
-    assert begun == 4
-    assert len(unfinished(tmp_path)) == 2 * begun  # data and marks
+            started += 1
+    assert started == 4
+    assert len(unfinished(tmp_path)) == 2 * started  # data and marks
     code, text = refused(lambda: begin(client, task))
     assert code is Code.RESOURCE_EXHAUSTED
     assert "unfinished; commit one of them" in text
@@ -611,6 +611,6 @@ def test_row_62_more_than_the_update_can_be_is_refused_at_the_declared_total(
     client: RawClient, task: pb.Task, tmp_path: Path
 ) -> None:
     ticket = client.say("BeginUpload", client.announcement(task, DATA, UPDATE, total_bytes=100 * len(DATA)))
-    assert ticket.receipt.verdict == pb.VERDICT_INVALID
+    assert ticket.receipt.verdict == pb.VERDICT_REFUSED
     assert f"{100 * len(DATA)} bytes announced" in ticket.receipt.reason
     assert unfinished(tmp_path) == []

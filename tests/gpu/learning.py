@@ -81,8 +81,10 @@ def findings(runs: Sequence[Progress]) -> Iterator[Found]:
 
 
 def _found(jobs: Sequence[Job], seen: Sequence[Progress | None]) -> Iterator[Found]:
-    begun = [run or Progress(job.recipe, job.seed, job.prepared().rounds) for job, run in zip(jobs, seen, strict=True)]
-    yield from findings(begun)
+    started = [
+        run or Progress(job.recipe, job.seed, job.prepared().rounds) for job, run in zip(jobs, seen, strict=True)
+    ]
+    yield from findings(started)
 
 
 def _failures(jobs: Sequence[Job], processes: Sequence[Process]) -> Iterator[Finding]:

@@ -47,13 +47,15 @@ class SecondRound:
             {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, round_context(CLASSES)
         )
         update = method.fit(local, server.broadcast(state, "site"))
-        return cls(method, server.broadcast(server.aggregate(state, [update], round_context()), "site"), local.memory)
+        return cls(
+            method, server.broadcast(server.aggregate(state, [update], round_context()), "site"), local.client_state
+        )
 
     def site(self, device: torch.device, batches: int) -> FitContext:
         """The site before its second fit, with the received model loaded."""
         local = _site(device, batches)
-        local.round, local.memory = 2, dict(self.memory)
-        self.method.install(local, self.received)
+        local.round, local.client_state = 2, dict(self.memory)
+        self.method.load_global(local, self.received)
         return local
 
     def given(self, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -36,14 +36,14 @@ def main(folder: Path, device: torch.device) -> None:
     _, expected = update_of(alone, _fit(alone))
     on = torch.device(LAUNCH.device(device.type, torch.cuda.device_count()))
     with joined_ranks(LAUNCH, on) as (team, _):
-        summed = team.sum(torch.arange(3.0, device=device)).tolist()
+        aggregated = team.sum(torch.arange(3.0, device=device)).tolist()
         grouped.ranks, sums = team, _count_sums(team)
         with shared(grouped.model.body, team):
             _, found = update_of(grouped, _fit(grouped))
         result = {
             "backend": dist.get_backend(team._group),
             "nccl": nccl() if device.type == "cuda" else "",
-            "sum": summed,
+            "sum": aggregated,
             "sums": len(sums),
             "steps": grouped.throughput.steps,
             "difference": difference(found, expected),

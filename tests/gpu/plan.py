@@ -1,4 +1,4 @@
-"""The parts in their order, under one deadline: which are begun, and what is written when."""
+"""The parts in their order, under one deadline: which are started, and what is written when."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Part:
 
 
 def carry_out(parts: Sequence[Part], proof: Proof, report: Report, written: Callable[[PartResult], None]) -> None:
-    """Do the parts one after the other; one that raises has failed, and the next one is begun.
+    """Do the parts one after the other; one that raises has failed, and the next one is started.
 
     Args:
         report: has a result for every part, which is filled in here.

@@ -23,7 +23,7 @@ class Status(StrEnum):
     MISSED = "goal missed"  # slower than the goal; nothing is wrong
     FAILED = "failed"
     SKIPPED = "skipped"  # this machine lacks something
-    BEGUN = "begun, not ended"
+    BEGUN = "started, not ended"
     NOT_REACHED = "not reached"
 
 

@@ -20,7 +20,7 @@ from tests.gpu.report import MARKDOWN, PartResult, Report, Status
 from protofed.common.config.data import data_folder
 from protofed.common.errors import unknown
 
-# In their order, with the seconds without which one is not begun. The last one takes all that is left.
+# In their order, with the seconds without which one is not started. The last one takes all that is left.
 NEEDS_S = {
     "choice": 20.0,
     "precision": 20.0,

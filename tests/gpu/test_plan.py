@@ -1,4 +1,4 @@
-"""Parts under a deadline, and what the report says of those that were begun, failed, or never reached."""
+"""Parts under a deadline, and what the report says of those that were started, failed, or never reached."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def statuses(report: Report) -> list[Status]:
     return [part.status for part in report.parts]
 
 
-def test_what_does_not_fit_is_not_begun_and_a_shorter_part_still_is() -> None:
+def test_what_does_not_fit_is_not_started_and_a_shorter_part_still_is() -> None:
     clock = Clock()
     long, longer = part("long", clock, GOOD, takes=50), part("longer", clock, GOOD, needs=20)
     report = carried_out(clock, long, longer, part("short", clock, GOOD, needs=5))
@@ -109,13 +109,13 @@ def test_findings_are_judged() -> None:
 
 
 def report(kind: str = "GPU") -> Report:
-    """One of each: done, begun, and not reached."""
-    done, begun = PartResult("memory", Status.PASSED, 3.25), PartResult("learning", Status.BEGUN)
+    """One of each: done, started, and not reached."""
+    done, started = PartResult("memory", Status.PASSED, 3.25), PartResult("learning", Status.BEGUN)
     done.add(Finding("size", "4 | 8", "< 16", numbers={"size": 4.0}))
-    begun.add(Finding("rounds", "10 of 200", "200", Status.BEGUN))
-    begun.add(Finding("rounds", "20 of 200", "200", Status.BEGUN))
-    begun.add(Table("Scores", ("", "GM"), [("ours", "12.3")]))
-    return Report(kind, {"device": "H100", "PyTorch": "2.11"}, "2026", [done, begun, PartResult("bench")], 61.0)
+    started.add(Finding("rounds", "10 of 200", "200", Status.BEGUN))
+    started.add(Finding("rounds", "20 of 200", "200", Status.BEGUN))
+    started.add(Table("Scores", ("", "GM"), [("ours", "12.3")]))
+    return Report(kind, {"device": "H100", "PyTorch": "2.11"}, "2026", [done, started, PartResult("bench")], 61.0)
 
 
 def test_both_files_say_all_that_there_is(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_the_table_names_the_machine_and_every_part() -> None:
     lines = report().as_markdown().splitlines()
     assert lines[0] == "**GPU**: device H100, PyTorch 2.11. 2026, 61 s."
     assert "| memory | size | 4 \\| 8 | < 16 | passed |" in lines
-    assert "| learning | rounds | 20 of 200 | 200 | begun, not ended |" in lines
+    assert "| learning | rounds | 20 of 200 | 200 | started, not ended |" in lines
     assert "| bench |  |  |  | not reached |" in lines
     assert lines[-3:] == ["|  | GM |", "| --- | --- |", "| ours | 12.3 |"]
     assert not any("proves nothing" in line for line in lines)

@@ -50,7 +50,7 @@ def local_of() -> Callable[..., FitContext]:
         examples = Examples(torch.zeros(len(y), 1, 1, 1), y)
         data = Exact(examples, examples, Input(shape=(1, 1, 1)), classes, features=x.double())
         rng = torch.Generator().manual_seed(0)
-        return FitContext("ann", round, rounds, model, data, classes, Plan(**plan), rng, memory={})
+        return FitContext("ann", round, rounds, model, data, classes, Plan(**plan), rng, client_state={})
 
     return make
 

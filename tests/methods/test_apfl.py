@@ -48,11 +48,11 @@ def test_a_step_by_hand(local_of: LocalOf, linear: Linear) -> None:
     the head's weights and (-.5, .5) by its biases.
     """
     local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1)
-    local.memory.update(OWN)
+    local.client_state.update(OWN)
     sent = APFLClient().fit(local, FIRST).payload
     assert sent.keys() == APFLClient.sends
     np.testing.assert_allclose(sent[Part.HEAD]["bias"], [0.05, -0.05], atol=1e-15)
-    own = local.memory[Part.PRIVATE]
+    own = local.client_state[Part.PRIVATE]
     np.testing.assert_allclose(own["head.weight"], [[-0.1 + 0.1 * 0.5], [0.1 - 0.1 * 0.5]], atol=1e-15)
     np.testing.assert_allclose(own["head.bias"], [0.95 + 0.1 * 0.25, 1.05 - 0.1 * 0.25], atol=1e-15)
     # <v - w, gradient> = (-.2, .2) (-1, 1) + (.9, 1.1) (-.5, .5) = .4 + .1
@@ -70,20 +70,20 @@ def test_the_releases_alpha(
         monkeypatch.setattr(apfl, "supervised", lambda _local, logits, _labels: logits.mean())
         linear_model = SplitModel(nn.Flatten(), nn.Linear(39, 1, bias=False)).double()
         local = local_of(linear_model, [gradient], [0], 1, lr=lr)
-        local.memory[Part.PRIVATE] = {"head.weight": golden["v_personal"][None], "alpha": golden["alpha"]}
+        local.client_state[Part.PRIVATE] = {"head.weight": golden["v_personal"][None], "alpha": golden["alpha"]}
         before = golden["w_local"] + lr * gradient  # w's own step takes it off
         APFLClient(alpha_decay=0.02).fit(local, {Part.BODY: {}, Part.HEAD: {"weight": before[None]}})
-        assert local.memory[Part.PRIVATE]["alpha"] == pytest.approx(golden[expected].item(), abs=1e-9)
+        assert local.client_state[Part.PRIVATE]["alpha"] == pytest.approx(golden[expected].item(), abs=1e-9)
 
 
 def test_alpha_stays_between_0_and_1(local_of: LocalOf, linear: Linear) -> None:
     """Between a model that is right and one that is wrong the gradient is large, towards the right one."""
     for biases, clipped in (([9.0, -9.0], 1.0), ([-9.0, 9.0], 0.0)):
         local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.5)
-        local.memory[Part.PRIVATE] = {**OWN[Part.PRIVATE], "head.bias": np.array(biases)}
+        local.client_state[Part.PRIVATE] = {**OWN[Part.PRIVATE], "head.bias": np.array(biases)}
         wrong = {**FIRST, Part.HEAD: {**FIRST[Part.HEAD], "bias": -np.array(biases)}}
         APFLClient().fit(local, wrong)
-        assert local.memory[Part.PRIVATE]["alpha"] == clipped
+        assert local.client_state[Part.PRIVATE]["alpha"] == clipped
 
 
 def test_when_alpha_is_learned(local_of: LocalOf, linear: Linear) -> None:
@@ -92,9 +92,9 @@ def test_when_alpha_is_learned(local_of: LocalOf, linear: Linear) -> None:
         for count in (1, 3):
             x, y = [[2.0], [2.0], [2.0]][:count], [0, 0, 0][:count]
             local = local_of(linear([[9.0]], 2), x, y, 2, lr=0.1, batch_size=1)
-            local.memory.update(OWN)
+            local.client_state.update(OWN)
             APFLClient(adapt=adapt).fit(local, FIRST)
-            found[adapt, count] = local.memory[Part.PRIVATE]["alpha"].item()
+            found[adapt, count] = local.client_state[Part.PRIVATE]["alpha"].item()
     assert found["never", 1] == found["never", 3] == 0.5
     assert found["round", 1] == found["round", 3] == found["step", 1] != 0.5
     assert found["step", 3] != found["step", 1]
@@ -117,7 +117,7 @@ def test_the_global_branch_is_fedavgs_to_the_bit(adapt: Any, local_of: LocalOf) 
     made, plain = APFLClient(adapt=adapt, weighting="examples").fit(both, first), FedAvgClient().fit(alone, first)
     assert same_tensors(made.payload, plain.payload)
     assert made.metrics == plain.metrics
-    own = both.memory[Part.PRIVATE]
+    own = both.client_state[Part.PRIVATE]
     assert own["body.1.num_batches_tracked"] == 6
     assert not np.allclose(own["body.1.running_mean"], plain.payload[Part.BODY]["1.running_mean"], atol=1e-6)
 
@@ -127,27 +127,27 @@ def test_at_alpha_1_the_own_model_trains_alone(local_of: LocalOf) -> None:
     first = parts(both.model)
     own = {part: {n: np.asarray(1.5 * a, a.dtype) for n, a in tensors.items()} for part, tensors in first.items()}
     flat = {f"{part}.{n}": a for part, tensors in own.items() for n, a in tensors.items()}
-    both.memory[Part.PRIVATE] = {**flat, "alpha": np.array(1.0)}
+    both.client_state[Part.PRIVATE] = {**flat, "alpha": np.array(1.0)}
     APFLClient(adapt="never").fit(both, first)
     trained = FedAvgClient().fit(alone, own).payload
-    assert same_tensors(model_of(both.memory[Part.PRIVATE]), trained)
-    APFLClient().install(both, first)
+    assert same_tensors(model_of(both.client_state[Part.PRIVATE]), trained)
+    APFLClient().load_global(both, first)
     assert same_tensors(parts(both.model), trained)
 
 
 def test_at_alpha_0_a_site_predicts_with_the_global_model(local_of: LocalOf, linear: Linear) -> None:
     local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1)
-    local.memory[Part.PRIVATE] = {**OWN[Part.PRIVATE], "alpha": np.array(0.0)}
-    APFLClient().install(local, FIRST)
+    local.client_state[Part.PRIVATE] = {**OWN[Part.PRIVATE], "alpha": np.array(0.0)}
+    APFLClient().load_global(local, FIRST)
     assert same_tensors(parts(local.model), FIRST)
 
 
 def test_a_site_predicts_with_the_mixture_once_it_has_one(local_of: LocalOf, linear: Linear) -> None:
     local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1)
-    APFLClient().install(local, FIRST)
+    APFLClient().load_global(local, FIRST)
     assert same_tensors({Part.HEAD: dump(local.model.head)}, {Part.HEAD: FIRST[Part.HEAD]})
-    local.memory[Part.PRIVATE] = {**OWN[Part.PRIVATE], "alpha": np.array(0.25)}
-    APFLClient().install(local, FIRST)
+    local.client_state[Part.PRIVATE] = {**OWN[Part.PRIVATE], "alpha": np.array(0.25)}
+    APFLClient().load_global(local, FIRST)
     np.testing.assert_allclose(dump(local.model.head)["bias"], [0.25 * 0.95, 0.25 * 1.05], atol=1e-15)
 
 
@@ -155,7 +155,7 @@ def test_a_sites_first_own_model_is_the_global_one(local_of: LocalOf, linear: Li
     """Then the mixture is it, too, whatever alpha, which so has no gradient."""
     local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1, weight_decay=0.0)
     APFLClient(alpha=0.25).fit(local, FIRST)
-    own = local.memory[Part.PRIVATE]
+    own = local.client_state[Part.PRIVATE]
     # v - w after w's first step is -(.05, -.05) of the biases and -(.1, -.1) of the weights.
     p: Tensor = tensor(np.array([0.75 * (0.1 * 2 + 0.05), -0.75 * (0.1 * 2 + 0.05)])).softmax(0) - tensor(np.eye(2)[0])
     np.testing.assert_allclose(own["head.bias"], -0.1 * 0.25 * p, atol=1e-15)

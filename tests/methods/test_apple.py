@@ -38,7 +38,7 @@ OWN_IS_1 = {"row": np.array(1), "own": np.array(0.0), "others": np.zeros(2)}
 def local(local_of: LocalOf, linear: Linear) -> FitContext:
     """One example x = 0 of class 0, so that the biases alone move; the second of two cores is the site's own."""
     local = local_of(linear([[9.0]], 2), [[0.0]], [0], 2, round=2, rounds=20, lr=0.1)
-    local.memory[Part.PRIVATE] = OWN_IS_1
+    local.client_state[Part.PRIVATE] = OWN_IS_1
     return local
 
 
@@ -52,7 +52,7 @@ def test_a_fit_by_hand(local: FitContext) -> None:
     assert update.keys() == APPLEClient.sends
     np.testing.assert_allclose(update[Part.HEAD]["bias"], [0.05 * g, -0.05 * g], atol=1e-15)
     assert update[Part.BODY]["0.weight"] == 1.0
-    kept = local.memory[Part.PRIVATE]
+    kept = local.client_state[Part.PRIVATE]
     np.testing.assert_allclose(kept["others"], [0.02 * g, 0.0], atol=1e-15)
     assert (float(kept["own"]), int(kept["row"])) == (0.0, 1)
     personal = (0.5 + 0.02 * g) * 1.0 + 0.5 * 0.05 * g
@@ -68,9 +68,9 @@ def test_p_is_drawn_to_p0_until_l_is_over(local: FitContext) -> None:
     start = {"row": np.array(1), "own": np.array(-0.2), "others": np.array([0.2, 0.0])}
     found = {}
     for number in (3, 5):
-        local.round, local.memory[Part.PRIVATE] = number, start
+        local.round, local.client_state[Part.PRIVATE] = number, start
         APPLEClient(p_lr=0.01, mu=5.0).fit(local, CORES)
-        found[number] = float(local.memory[Part.PRIVATE]["others"][0])
+        found[number] = float(local.client_state[Part.PRIVATE]["others"][0])
     assert found[5] - found[3] == pytest.approx(0.01 * 2 * 5.0 * 0.5 * 0.2)
 
 
@@ -89,15 +89,19 @@ def test_the_authors_penalty(local: FitContext) -> None:
     cores = {name: np.concatenate([stack[:1]] * len(gap)) for name, stack in CORES[Part.SITE_MODELS].items()}
     local.round, losses = 1, []
     for mu in (0.5, 0.0):
-        local.memory[Part.PRIVATE] = {"row": np.array(1), "own": gap[1], "others": np.where(np.arange(5) == 1, 0, gap)}
+        local.client_state[Part.PRIVATE] = {
+            "row": np.array(1),
+            "own": gap[1],
+            "others": np.where(np.arange(5) == 1, 0, gap),
+        }
         losses.append(APPLEClient(mu=mu).fit(local, {**CORES, Part.SITE_MODELS: cores}).metrics["loss"])
     assert losses[0] - losses[1] == pytest.approx(expected, abs=1e-6)  # a loss is a sum in float32
 
 
 def test_before_the_server_has_its_core_a_site_counts_the_first_model_as_its_own(local: FitContext) -> None:
     """N = 3: p_0 = 1/3 of each."""
-    local.memory.clear()
-    APPLEClient().install(local, CORES)
+    local.client_state.clear()
+    APPLEClient().load_global(local, CORES)
     np.testing.assert_allclose(parts(local.model)[Part.HEAD]["bias"], [(9 + 1 + 0) / 3, (9 - 1 + 0) / 3])
 
 
@@ -107,7 +111,7 @@ def test_sites_find_their_cores_by_what_they_sent(local_of: LocalOf, linear: Lin
         for number, site in enumerate(("ann", "bob", "cyd"), 1)
     }
     states = play(APPLEServer(), APPLEClient(), sites, model(), 3)
-    assert [int(local.memory[Part.PRIVATE]["row"]) for local in sites.values()] == [0, 1, 2]
+    assert [int(local.client_state[Part.PRIVATE]["row"]) for local in sites.values()] == [0, 1, 2]
     assert len(states[3][Part.SITE_MODELS]["head.bias"]) == 3
 
 
@@ -121,13 +125,13 @@ def test_a_core_is_found_though_some_of_its_head_left_as_it_came(local_of: Local
     server = APPLEServer()
     state = server.aggregate(server.init(received, round_context(round=0)), updates, round_context(round=1))
     APPLEClient().fit(first, state)
-    assert int(first.memory[Part.PRIVATE]["row"]) == 2
+    assert int(first.client_state[Part.PRIVATE]["row"]) == 2
 
 
 def test_a_new_site_changes_p0_and_nothing_that_was_learnt(local: FitContext) -> None:
-    local.memory[Part.PRIVATE] = {"row": np.array(1), "own": np.array(0.25), "others": np.array([0.125, 0.0])}
+    local.client_state[Part.PRIVATE] = {"row": np.array(1), "own": np.array(0.25), "others": np.array([0.125, 0.0])}
     grown = {name: np.concatenate([stack, stack[:1]]) for name, stack in CORES[Part.SITE_MODELS].items()}
-    APPLEClient().install(local, {**CORES, Part.SITE_MODELS: grown})
+    APPLEClient().load_global(local, {**CORES, Part.SITE_MODELS: grown})
     bias = (1 / 3 + 0.125) * 1.0 + (1 / 3 + 0.25) * 0.0 + (1 / 3) * 1.0
     np.testing.assert_allclose(parts(local.model)[Part.HEAD]["bias"], [bias, -bias])
 
@@ -163,8 +167,12 @@ def test_with_all_of_p_on_the_own_core_and_frozen_it_trains_alone(
         updates = []
         for row, (site, local) in enumerate(apple.items()):
             if number > 1 and len(sites) > 1:
-                local.memory[Part.PRIVATE] = {"row": np.array(row), "own": np.array(0.5), "others": np.full(2, -0.5)}
+                local.client_state[Part.PRIVATE] = {
+                    "row": np.array(row),
+                    "own": np.array(0.5),
+                    "others": np.full(2, -0.5),
+                }
             updates.append(Update(site, APPLEClient(p_lr=0.0).fit(local, server.broadcast(state, site)).payload))
         state = server.aggregate(state, updates, round_context(round=number))
     for site, local in apple.items():
-        assert same_tensors(parts(local.model), alone[site].memory)
+        assert same_tensors(parts(local.model), alone[site].client_state)

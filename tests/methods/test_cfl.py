@@ -39,13 +39,13 @@ def bias(server: CFLServer, state: Payload, site: SiteId) -> list[float]:
     return [round(float(value), 12) for value in server.broadcast(state, site)[Part.HEAD]["bias"]]
 
 
-def begun(server: CFLServer = SPLITS) -> Payload:
+def started(server: CFLServer = SPLITS) -> Payload:
     return server.init(model(), round_context(round=0))
 
 
 def test_a_split_by_hand() -> None:
     """||mean dW|| = 0 < .4 and max ||dW|| = 1 > .9: the two that went right, and the two that went left."""
-    state = after(SPLITS, begun(), 1, **APART)
+    state = after(SPLITS, started(), 1, **APART)
     assert bias(SPLITS, state, "ann") == bias(SPLITS, state, "bob") == [0.95, 0.05]
     assert bias(SPLITS, state, "cyd") == bias(SPLITS, state, "dan") == [-0.95, -0.05]
     state = after(SPLITS, state, 2, ann=(0.05, 0.0), cyd=(0.0, 0.05))  # each from its cluster's model
@@ -64,12 +64,12 @@ def test_a_split_by_hand() -> None:
     ids=["too early", "nobody is far", "the model still moves", "two sites"],
 )
 def test_what_keeps_a_cluster_together(server: CFLServer, round: int, moves: dict[str, tuple[float, float]]) -> None:
-    state = after(server, begun(server), round, **moves)
+    state = after(server, started(server), round, **moves)
     assert bias(server, state, "ann") == bias(server, state, "cyd")
 
 
 def test_who_is_not_in_the_round_stays_with_the_larger_part_and_who_comes_new_begins_in_the_largest() -> None:
-    state = after(SPLITS, begun(), 1, ann=(0.1, 0.0), eve=(0.1, 0.0))  # eve is known, and not there below
+    state = after(SPLITS, started(), 1, ann=(0.1, 0.0), eve=(0.1, 0.0))  # eve is known, and not there below
     state = after(SPLITS, state, 2, ann=(1.0, 0.0), cyd=(-1.0, 0.0), dan=(-0.9, -0.1))
     assert bias(SPLITS, state, "cyd") == bias(SPLITS, state, "eve") == bias(SPLITS, state, "new") == [-0.85, -0.05]
     assert bias(SPLITS, state, "ann") == [1.1, 0.0]

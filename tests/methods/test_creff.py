@@ -81,7 +81,7 @@ def test_what_a_site_trains_sends_and_predicts_with_is_fedavg_s(local_of: LocalO
 
 def test_the_global_model_has_the_re_trained_classifier(local_of: LocalOf, linear: Linear) -> None:
     local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2)
-    CReFFClient().install(local, received([[3.0, 1.0], [0.0, 2.0]]))
+    CReFFClient().load_global(local, received([[3.0, 1.0], [0.0, 2.0]]))
     (images, _), *_ = local.data.ordered(local.data.train, 1)
     np.testing.assert_allclose(local.model(images).numpy(force=True), [[7.0, 2.0]])
 
@@ -89,7 +89,7 @@ def test_the_global_model_has_the_re_trained_classifier(local_of: LocalOf, linea
 @pytest.mark.parametrize("matrix", [[[1.0], [2.0]], [[1.0, 2.0]], [1.0, 2.0], 1.0, [[1.0] * 3] * 2])
 def test_a_classifier_of_another_shape_is_refused(matrix: Any, local_of: LocalOf, linear: Linear) -> None:
     with pytest.raises(CodecError):
-        CReFFClient().install(local_of(linear([[9.0]], 2), [[2.0]], [0], 2), received(matrix))
+        CReFFClient().load_global(local_of(linear([[9.0]], 2), [[2.0]], [0], 2), received(matrix))
 
 
 def test_a_class_of_few_images_stays(local_of: LocalOf, linear: Linear) -> None:

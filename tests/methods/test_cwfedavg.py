@@ -358,9 +358,9 @@ def test_shares_are_of_the_head_after_training(site: Callable[..., FitContext]) 
 
 def test_install_gives_the_mixture_that_was_received(site: Callable[..., FitContext]) -> None:
     local = site()
-    CwFedAvgClient().install(local, RECEIVED)
+    CwFedAvgClient().load_global(local, RECEIVED)
     assert same_tensors(held(local), RECEIVED)
-    assert CwFedAvgClient.declares.personal == "installed"  # what a site predicts with, before it trains on
+    assert CwFedAvgClient.declares.personal == "loaded"  # what a site predicts with, before it trains on
 
 
 @pytest.mark.parametrize("layers", ["all", "head"])
@@ -422,7 +422,7 @@ def test_a_policy_without_them_refuses_true_shares_before_and_after_training(sit
     policy.admit("cwfedavg", CwFedAvgClient().sends, exchanges=frozenset())
 
 
-def test_class_models_are_mixed_only_where_the_true_shares_are_summed(local_of: LocalOf, linear: Linear) -> None:
+def test_class_models_are_mixed_only_where_the_true_shares_are_aggregated(local_of: LocalOf, linear: Linear) -> None:
     """A server that learns what a site sends must not have it begin where the site's true distribution puts it."""
     site = linear(np.eye(2), 2)
     local = local_of(site, np.zeros((4, 2)), [0, 0, 0, 1], 2)
@@ -430,7 +430,7 @@ def test_class_models_are_mixed_only_where_the_true_shares_are_summed(local_of: 
     heads = np.zeros((2, *first[Part.HEAD]["weight"].shape))
     heads[0], heads[1] = 1.0, 5.0
     received = {**first, Part.CLASS_MODELS: {"head.weight": heads, "head.bias": np.zeros((2, 2)), FACTORS: np.eye(2)}}
-    CwFedAvgClient().install(local, received)
+    CwFedAvgClient().load_global(local, received)
     assert not dump(site.head)["weight"].any()
-    CwFedAvgClient(shares="true").install(local, received)
+    CwFedAvgClient(shares="true").load_global(local, received)
     np.testing.assert_allclose(dump(site.head)["weight"], 0.75 * 1 + 0.25 * 5)

@@ -56,11 +56,11 @@ def update(value: float, classes: list[int], weight: float | None = None) -> Upd
 def test_a_site_mixes_by_its_own_true_distribution(site: Site) -> None:
     """.75 of head 0, .25 of head 2: .75 + .75 = 1.5."""
     local = site()
-    CwFedAvgPrivateClient().install(local, STATE)
+    CwFedAvgPrivateClient().load_global(local, STATE)
     assert dump(local.model.head)["weight"].tolist() == [[1.5, 1.5]] * 3
     assert dump(local.model.head)["bias"].tolist() == [15.0] * 3
     assert same_tensors({Part.BODY: dump(local.model.body)}, {Part.BODY: MODEL[Part.BODY]})
-    assert CwFedAvgPrivateClient.declares.personal == "installed"
+    assert CwFedAvgPrivateClient.declares.personal == "loaded"
 
 
 def test_one_step_from_the_mean_by_hand(local_of: LocalOf, linear: Linear) -> None:
@@ -80,7 +80,7 @@ def test_one_step_from_the_mean_by_hand(local_of: LocalOf, linear: Linear) -> No
 def test_identical_heads_are_the_plain_model(site: Site) -> None:
     state = Server().init(MODEL, round_context(3))
     local = site()
-    CwFedAvgPrivateClient().install(local, Server().broadcast(state, "ann"))
+    CwFedAvgPrivateClient().load_global(local, Server().broadcast(state, "ann"))
     assert same_tensors({Part.BODY: dump(local.model.body)}, {Part.BODY: MODEL[Part.BODY]})
     for name, tensor in dump(local.model.head).items():
         np.testing.assert_allclose(tensor, MODEL[Part.HEAD][name], atol=1e-15)
@@ -127,7 +127,7 @@ def test_a_server_that_sends_class_heads_to_read_shares_from_gets_its_own_mean_b
         payload = CwFedAvgPrivateClient().fit(local, trap()).payload
         assert payload[Part.HEAD]["bias"].tolist() == [0.1, 0.3, -0.2]
         sent.append(codec.encode(payload))
-        CwFedAvgPrivateClient().install(local, trap())  # the site's own model, which stays, does have them
+        CwFedAvgPrivateClient().load_global(local, trap())  # the site's own model, which stays, does have them
         assert dump(local.model.head)["bias"].tolist() == [250.0 * labels.count(c) for c in range(3)]
     assert sent[0] == sent[1]
 
@@ -145,7 +145,7 @@ def test_nothing_but_which_classes_there_are_leaves(local_of: LocalOf, linear: L
 
 
 def test_the_servers_step_by_hand() -> None:
-    """Class 0 has two holders, class 2 one, class 1 none: its head stays. The mean is of all, whatever their counts."""
+    """Class 0 has two contributors, class 2 one, class 1 none: its head stays. Means are of all."""
     updates = [update(1.0, [0], 1000.0), update(5.0, [0, 2], 1.0), update(9.0, [], 1.0)]
     new = Server().aggregate(STATE, iter(updates), round_context())
     assert new[Part.BODY]["0.weight"].tolist() == [[5.0, 5.0]] * 2

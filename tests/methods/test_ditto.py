@@ -38,22 +38,24 @@ def local(local_of: LocalOf, linear: Linear) -> FitContext:
 
 
 def test_a_round_by_hand(local: FitContext) -> None:
-    local.memory.update(OWN)
+    local.client_state.update(OWN)
     sent = DittoClient(lam=0.5).fit(local, FIRST).payload
     assert sent.keys() == DittoClient.sends
     assert local.sent_model == sent  # in which the policy looks for what few images teach, not in v_k
     np.testing.assert_allclose(sent[Part.HEAD]["bias"], [0.05, -0.05], atol=1e-15)
-    own = local.memory[Part.HEAD]
+    own = local.client_state[Part.HEAD]
     np.testing.assert_allclose(own["weight"], [[0.1], [-0.1]], atol=1e-15)
     np.testing.assert_allclose(own["bias"], [1.0, 0.9], atol=1e-15)  # 1 - .1 (-.5 + .5), 1 - .1 (.5 + .5)
-    np.testing.assert_allclose(local.memory[Part.BODY]["0.weight"], [[1.0]], atol=1e-15)
+    np.testing.assert_allclose(local.client_state[Part.BODY]["0.weight"], [[1.0]], atol=1e-15)
 
 
 def test_drawn_to_the_trained_model_as_in_fednhs_code(local: FitContext) -> None:
-    local.memory.update(OWN)
+    local.client_state.update(OWN)
     DittoClient(lam=0.5, reference="trained").fit(local, FIRST)
-    np.testing.assert_allclose(local.memory[Part.HEAD]["bias"], [1.0025, 0.8975], atol=1e-15)  # .1 * .5 * (.05, -.05)
-    np.testing.assert_allclose(local.memory[Part.HEAD]["weight"], [[0.105], [-0.105]], atol=1e-15)
+    np.testing.assert_allclose(
+        local.client_state[Part.HEAD]["bias"], [1.0025, 0.8975], atol=1e-15
+    )  # .1 * .5 * (.05, -.05)
+    np.testing.assert_allclose(local.client_state[Part.HEAD]["weight"], [[0.105], [-0.105]], atol=1e-15)
 
 
 def test_the_releases_step() -> None:
@@ -68,20 +70,20 @@ def test_the_releases_step() -> None:
 @pytest.mark.parametrize("lam", [0.0, 0.75])
 def test_what_is_sent_is_fedavgs_whatever_lambda(lam: float, local_of: LocalOf, linear: Linear) -> None:
     sites = [local_of(linear([[9.0]], 2), [[2.0], [1.0]], [0, 1], 2, lr=0.1, epochs=3, batch_size=1) for _ in range(2)]
-    sites[0].memory.update(OWN)
+    sites[0].client_state.update(OWN)
     assert same_tensors(DittoClient(lam=lam).fit(sites[0], FIRST).payload, FedAvgClient().fit(sites[1], FIRST).payload)
 
 
 def test_without_lambda_the_own_model_trains_alone(local_of: LocalOf, linear: Linear) -> None:
     ditto, alone = (local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1) for _ in range(2))
-    ditto.memory.update(OWN)
+    ditto.client_state.update(OWN)
     DittoClient(lam=0).fit(ditto, FIRST)
-    assert same_tensors(ditto.memory, FedAvgClient().fit(alone, OWN).payload)
+    assert same_tensors(ditto.client_state, FedAvgClient().fit(alone, OWN).payload)
 
 
 def test_a_site_predicts_with_its_own_model_once_it_has_one(local: FitContext) -> None:
-    DittoClient().install(local, FIRST)
+    DittoClient().load_global(local, FIRST)
     assert same_tensors({Part.HEAD: dump(local.model.head)}, {Part.HEAD: FIRST[Part.HEAD]})
-    local.memory.update(OWN)
-    DittoClient().install(local, FIRST)
+    local.client_state.update(OWN)
+    DittoClient().load_global(local, FIRST)
     assert same_tensors({Part.HEAD: dump(local.model.head)}, {Part.HEAD: OWN[Part.HEAD]})

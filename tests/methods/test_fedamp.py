@@ -107,4 +107,4 @@ def test_without_near_models_and_lambda_each_site_trains_alone(local_of: LocalOf
     play(FedAMPServer(sigma=1e-9, alpha=1.0), FedAMPClient(alpha=1.0, lam=0), amp, model(), 3)
     play(SoloServer(), SoloClient(), alone, model(), 3)
     for site, local in amp.items():
-        assert same_tensors(parts(local.model), alone[site].memory)
+        assert same_tensors(parts(local.model), alone[site].client_state)

@@ -97,5 +97,5 @@ def test_integer_buffers_take_the_maximum() -> None:
 def test_every_site_starts_from_the_global_model(local_of: LocalOf, linear: Linear) -> None:
     state = Server().init(FIRST, round_context(2))
     local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2)
-    FedAvgClient().install(local, Server().broadcast(state, "ann"))
+    FedAvgClient().load_global(local, Server().broadcast(state, "ann"))
     assert same_tensors({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, FIRST)

@@ -103,7 +103,7 @@ def test_where_no_other_model_gains_anything_the_site_trains_alone(site_of: Call
     update = FedFomoClient().fit(fomo, received).payload
     SoloClient().fit(alone, model())
     assert (update[Part.CHOICE]["weights"] <= 0).all()
-    assert same_tensors({part: update[part] for part in (Part.BODY, Part.HEAD)}, alone.memory)
+    assert same_tensors({part: update[part] for part in (Part.BODY, Part.HEAD)}, alone.client_state)
 
 
 def test_a_site_without_a_validation_part_keeps_to_its_own_model(site_of: Callable[..., FitContext]) -> None:
@@ -118,7 +118,7 @@ def test_one_site_alone_is_solo(site_of: Callable[..., FitContext]) -> None:
     play(FedFomoServer(), FedFomoClient(), {"ann": fomo}, model(), 3)
     for _ in range(3):
         SoloClient().fit(alone, model())
-    assert same_tensors(parts(fomo.model), alone.memory)
+    assert same_tensors(parts(fomo.model), alone.client_state)
 
 
 # The server

@@ -127,7 +127,7 @@ def test_without_distillation_the_mean_is_trained_by_adam_on_the_auxiliary_image
     update = method.refine(local, received)
     plan = {"optimizer": "adam", "lr": 0.02, "weight_decay": 0.1, "epochs": 3, "momentum": 0.0}
     plain = replace(local, plan=local.plan.model_copy(update=plan), model=model(8))
-    method.install(plain, received)
+    method.load_global(plain, received)
     train(plain, lambda x, y: cross_entropy(plain.model(x), y))
     assert same_tensors(update.payload, parts(plain.model))
     assert not same_tensors(update.payload, {part: received[part] for part in (Part.BODY, Part.HEAD)})
@@ -153,7 +153,7 @@ def test_each_training_has_the_steps_asked_for_rounded_up_to_whole_epochs(
     small = SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(3, 4)), nn.Linear(4, 2))
     received = FEDICServer().aggregate(parts(small), [Update("ann", parts(small))], round_context())
     plan, rng = Plan(batch_size=batch_size, drop_last=drop_last), torch.Generator().manual_seed(0)
-    FEDICClient(steps=5).refine(FitContext("eva", 1, 1, small, data, 2, plan, rng, memory={}), received)
+    FEDICClient(steps=5).refine(FitContext("eva", 1, 1, small, data, 2, plan, rng, client_state={}), received)
     assert taken == [steps] * 3
 
 
@@ -167,7 +167,7 @@ def test_the_distillation_pulls_the_mean_towards_the_ensemble(local: FitContext)
         student, tuned = parts(local.model), _tuned(method, local, received)
         teacher = CalibratedEnsemble(local.model, site_models(received), tuned)
         probe = model(8)
-        method.install(replace(local, model=probe), student)
+        method.load_global(replace(local, model=probe), student)
         with torch.no_grad():
             return distillation(probe(images), teacher(images), 2.0).item()
 

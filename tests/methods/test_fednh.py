@@ -179,7 +179,7 @@ def test_the_personal_model_keeps_the_prototypes_that_were_received(local_of: Lo
 def test_install_replaces_whatever_was_there(local_of: LocalOf, linear: Linear) -> None:
     local = local_of(linear(np.ones((2, 2)), 2), [[3.0, 4.0]], [0], 2)
     for scale in (5.0, 7.0):  # a linear head at first, then the head of another round
-        FedNHClient().install(local, sent(np.eye(2), scale, np.eye(2)[::-1]))
+        FedNHClient().load_global(local, sent(np.eye(2), scale, np.eye(2)[::-1]))
         logits = local.model(local.data.features)  # type: ignore[attr-defined]
         np.testing.assert_allclose(logits.detach(), [[scale * 0.8, scale * 0.6]], atol=1e-12)
 
@@ -200,8 +200,8 @@ def test_tensors_that_do_not_fit_are_refused_by_name(
     local = local_of(linear(np.eye(2), 2), [[3.0, 4.0]], [0], 2)
     for _ in range(2):  # before and after a good model was installed
         with pytest.raises(CodecError, match=message):
-            FedNHClient().install(local, received)
-        FedNHClient().install(local, sent(np.eye(2), 1.0, np.eye(2)))
+            FedNHClient().load_global(local, received)
+        FedNHClient().load_global(local, sent(np.eye(2), 1.0, np.eye(2)))
 
 
 @pytest.mark.parametrize("means", ["mu_unit", "mu_raw"])  # the length of a mean has no say
@@ -213,7 +213,7 @@ def test_the_server_gives_the_count_free_prototypes(means: str) -> None:
     ]
     half = Server(prototype_momentum=float(golden["rho"]))
     new = half.aggregate(state(golden["W_old"]), updates, round_context())[Part.PROTOTYPES]["mean"]
-    for expected in ("W_uniform_holders", "W_secure_sum"):
+    for expected in ("W_uniform_contributors", "W_secure_aggregation"):
         np.testing.assert_allclose(new, golden[expected], rtol=0, atol=1e-9)
     assert not golden["present"][:, 2].any()
     # To the bit; the reference divides by the norm of rho W once more, which moves a row by at most a rounding error.

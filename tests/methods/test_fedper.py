@@ -27,16 +27,16 @@ def test_the_first_round_is_fedavgs_without_the_head(local_of: LocalOf, linear: 
     per, avg = (local_of(linear([[9.0]], 2), [[2.0], [1.0]], [0, 1], 2, lr=0.1, epochs=3) for _ in range(2))
     sent, whole = FedPerClient().fit(per, FIRST).payload, FedAvgClient().fit(avg, FIRST).payload
     assert same_tensors(sent, {Part.BODY: whole[Part.BODY]})
-    assert same_tensors(per.memory, {Part.HEAD: whole[Part.HEAD]})
+    assert same_tensors(per.client_state, {Part.HEAD: whole[Part.HEAD]})
 
 
 def test_a_step_by_hand_from_the_sites_own_head(local_of: LocalOf, linear: Linear) -> None:
     """X = 2 of class 0 with equal logits, lr .1: the gradient of z is sum_c (p_c - y_c) h_c = -.5 * 3 + .5 * 1 = -1."""
     local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1)
-    local.memory[Part.HEAD] = {"weight": np.array([[3.0], [1.0]]), "bias": np.array([-4.0, 0.0])}  # logits 2, 2
+    local.client_state[Part.HEAD] = {"weight": np.array([[3.0], [1.0]]), "bias": np.array([-4.0, 0.0])}  # logits 2, 2
     sent = FedPerClient().fit(local, FIRST).payload[Part.BODY]
     np.testing.assert_allclose(sent["0.weight"], [[1 + 0.1 * 2]], atol=1e-15)
-    np.testing.assert_allclose(local.memory[Part.HEAD]["weight"], [[3.1], [0.9]], atol=1e-15)
+    np.testing.assert_allclose(local.client_state[Part.HEAD]["weight"], [[3.1], [0.9]], atol=1e-15)
 
 
 def test_the_server_averages_bodies_and_keeps_the_first_head() -> None:
@@ -52,5 +52,5 @@ def test_the_server_averages_bodies_and_keeps_the_first_head() -> None:
 
 def test_a_site_that_comes_new_predicts_with_the_first_head(local_of: LocalOf, linear: Linear) -> None:
     local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2)
-    FedPerClient().install(local, FIRST)
+    FedPerClient().load_global(local, FIRST)
     assert same_tensors({Part.HEAD: dump(local.model.head)}, {Part.HEAD: FIRST[Part.HEAD]})

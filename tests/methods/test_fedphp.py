@@ -38,15 +38,15 @@ def local(local_of: LocalOf, linear: Linear) -> FitContext:
 
 def test_a_round_by_hand(local: FitContext) -> None:
     """Of equal logits CE's gradient by the biases is (-.5, .5), R's (.5 - .75, .5 - .25); half of each."""
-    local.memory.update({**OWN, Part.PRIVATE: {"fits": np.array(1)}})
+    local.client_state.update({**OWN, Part.PRIVATE: {"fits": np.array(1)}})
     sent = FedPHPClient(lam=0.5).fit(local, FIRST).payload
     assert sent.keys() == FedPHPClient.sends
     np.testing.assert_allclose(sent[Part.HEAD]["bias"], [0.0375, -0.0375], atol=1e-15)
     np.testing.assert_allclose(sent[Part.HEAD]["weight"], [[0.075], [-0.075]], atol=1e-15)
     # Two fits are expected of it, one is done: mu = .45.
     expected = 0.45 * OWN[Part.HEAD]["bias"] + 0.55 * sent[Part.HEAD]["bias"]
-    np.testing.assert_allclose(local.memory[Part.HEAD]["bias"], expected, atol=1e-15)
-    assert local.memory[Part.PRIVATE]["fits"] == 2
+    np.testing.assert_allclose(local.client_state[Part.HEAD]["bias"], expected, atol=1e-15)
+    assert local.client_state[Part.PRIVATE]["fits"] == 2
 
 
 def test_soft_labels_by_hand() -> None:
@@ -89,10 +89,10 @@ def test_what_is_inherited_grows_with_the_fits_of_the_site(
     fits: int, participation: float, rounds: int, mu: float, local: FitContext
 ) -> None:
     local.rounds, local.participation = rounds, participation
-    local.memory.update({**OWN, Part.PRIVATE: {"fits": np.array(fits)}})
+    local.client_state.update({**OWN, Part.PRIVATE: {"fits": np.array(fits)}})
     w = FedPHPClient().fit(local, FIRST).payload[Part.HEAD]["bias"]
     expected = mu * OWN[Part.HEAD]["bias"] + (1 - mu) * w
-    np.testing.assert_allclose(local.memory[Part.HEAD]["bias"], expected, atol=1e-12)
+    np.testing.assert_allclose(local.client_state[Part.HEAD]["bias"], expected, atol=1e-12)
 
 
 def test_how_often_a_site_may_expect_to_train_is_the_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_how_often_a_site_may_expect_to_train_is_the_recipes(monkeypatch: pytest
 def test_without_lambda_it_is_fedavg_to_the_bit(transfer: Any, local_of: LocalOf, linear: Linear) -> None:
     plan = {"lr": 0.1, "epochs": 3, "batch_size": 2, "momentum": 0.9}
     php, avg = (local_of(linear([[9.0]], 2), [[2.0], [1.0], [0.5]], [0, 1, 1], 2, **plan) for _ in range(2))
-    php.memory.update({**OWN, Part.BODY: {"0.weight": np.array([[-2.0]])}})
+    php.client_state.update({**OWN, Part.BODY: {"0.weight": np.array([[-2.0]])}})
     sent = FedPHPClient(transfer=transfer, lam=0.0).fit(php, FIRST).payload
     assert same_tensors(sent, FedAvgClient().fit(avg, FIRST).payload)
 
@@ -122,7 +122,7 @@ def test_features_are_drawn_to_the_inherited_ones(local_of: LocalOf, linear: Lin
     found = []
     for lam in (0.0, 0.5):
         local = local_of(linear([[9.0]], 2), [[2.0], [1.0]], [0, 1], 2, lr=0.1)
-        local.memory.update({**FIRST, Part.BODY: {"0.weight": np.array([[3.0]])}})
+        local.client_state.update({**FIRST, Part.BODY: {"0.weight": np.array([[3.0]])}})
         sent = FedPHPClient(transfer="mmd", lam=lam).fit(local, FIRST).payload
         found.append(sent[Part.BODY]["0.weight"].item())
     assert found[0] == 1.0  # a head of zeros gives the body no gradient
@@ -130,10 +130,10 @@ def test_features_are_drawn_to_the_inherited_ones(local_of: LocalOf, linear: Lin
 
 
 def test_a_site_predicts_with_what_it_inherited_once_it_has_it(local: FitContext) -> None:
-    FedPHPClient().install(local, FIRST)
+    FedPHPClient().load_global(local, FIRST)
     assert same_tensors({Part.HEAD: dump(local.model.head)}, {Part.HEAD: FIRST[Part.HEAD]})
-    local.memory.update(OWN)
-    FedPHPClient().install(local, FIRST)
+    local.client_state.update(OWN)
+    FedPHPClient().load_global(local, FIRST)
     assert same_tensors({Part.HEAD: dump(local.model.head)}, {Part.HEAD: OWN[Part.HEAD]})
 
 
@@ -142,9 +142,9 @@ def test_statistics_are_inherited(local_of: LocalOf) -> None:
     normed = SplitModel(nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4)), nn.Linear(4, 2)).double()
     local = local_of(normed, [[2.0, 1.0], [0.5, -1.0]], [0, 1], 2, lr=0.1, epochs=3, rounds=2)
     first = parts(normed)
-    local.memory.update({**first, Part.PRIVATE: {"fits": np.array(1)}})
+    local.client_state.update({**first, Part.PRIVATE: {"fits": np.array(1)}})
     sent = FedPHPClient().fit(local, first).payload[Part.BODY]
-    kept = local.memory[Part.BODY]
+    kept = local.client_state[Part.BODY]
     assert sent["1.num_batches_tracked"] == 3
     assert kept["1.num_batches_tracked"].dtype == np.int64
     np.testing.assert_allclose(kept["1.running_mean"], 0.55 * sent["1.running_mean"], atol=1e-15)

@@ -165,7 +165,7 @@ def test_an_example_of_a_class_without_prototype_is_trained_on_by_cross_entropy_
 
 def test_install_gives_the_global_model(site: Site) -> None:
     local = site()
-    FedProcClient().install(local, KNOWN)
+    FedProcClient().load_global(local, KNOWN)
     assert same_tensors(held(local), MODEL)
 
 
@@ -179,7 +179,7 @@ def test_prototypes_of_another_run_are_refused_by_name(rows: Any, site: Site) ->
 
 
 def test_the_servers_step_by_hand() -> None:
-    """Class 0: the mean of two holders; class 1 has one; class 2 nobody, and is kept; class 3 is nowhere."""
+    """Class 0: the mean of two contributors; class 1 has one; class 2 nobody, and is kept; class 3 is nowhere."""
     old = {**KNOWN, Part.PROTOTYPES: {"0": np.array([9.0, 9.0]), "2": np.array([0.1, 0.7])}}
     updates = [update(1.0, {0: [1.0, 0.0]}, 1.0), update(5.0, {0: [0.0, 0.5], 1: [0.25, 0.0]}, 3.0)]
     new = Server().aggregate(old, iter(updates), round_context())

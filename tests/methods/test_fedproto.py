@@ -61,7 +61,7 @@ def test_a_step_by_hand(local_of: LocalOf, linear: Linear) -> None:
     local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1)
     sent = FedProtoClient(lam=0.5).fit(local, {**FIRST, Part.PROTOTYPES: {"0": np.array([5.0])}}).payload
     assert sent.keys() == FedProtoClient.sends
-    np.testing.assert_allclose(local.memory[Part.BODY]["0.weight"], [[1.6]], atol=1e-14)
+    np.testing.assert_allclose(local.client_state[Part.BODY]["0.weight"], [[1.6]], atol=1e-14)
     assert {c: row.item() for c, row in sent[Part.PROTOTYPES].items()} == {"0": pytest.approx(3.2)}
 
 
@@ -72,14 +72,14 @@ def test_without_prototypes_or_lambda_it_trains_alone(local_of: LocalOf, linear:
     FedProtoClient().fit(proto, FIRST)
     FedProtoClient(lam=0).fit(without, {**FIRST, Part.PROTOTYPES: {"0": np.array([5.0])}})
     SoloClient().fit(alone, FIRST)
-    assert same_tensors(proto.memory, alone.memory)
-    assert same_tensors(without.memory, alone.memory)
+    assert same_tensors(proto.client_state, alone.client_state)
+    assert same_tensors(without.client_state, alone.client_state)
 
 
 def test_a_site_predicts_the_nearest_global_prototype(local_of: LocalOf, linear: Linear) -> None:
     local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2)
     rows = {"0": np.array([-5.0]), "1": np.array([3.0])}
-    FedProtoClient().install(local, {**FIRST, Part.PROTOTYPES: rows})
+    FedProtoClient().load_global(local, {**FIRST, Part.PROTOTYPES: rows})
     (images, _), *_ = local.data.ordered(local.data.train, 1)
     np.testing.assert_allclose(local.model(images).numpy(force=True), [[-7.0, -1.0]])
 

@@ -45,9 +45,9 @@ GLOBAL: Payload = {**MODEL, Part.PROTOTYPES: {"0": np.array([2.0, 5.0]), "1": np
 def site(local_of: LocalOf, linear: Linear) -> Site:
     """A site whose model is another one's until something is installed."""
 
-    def make(*after: nn.Module, memory: Any = None, **plan: Any) -> FitContext:
+    def make(*after: nn.Module, client_state: Any = None, **plan: Any) -> FitContext:
         local = local_of(linear(np.full((2, 2), 9.0), 3, *after), X, Y, 3, **{"lr": NO_STEP, **plan})
-        local.memory.update(memory or {})
+        local.client_state.update(client_state or {})
         return local
 
     return make
@@ -115,11 +115,11 @@ def test_one_step_by_hand(local_of: LocalOf, linear: Linear) -> None:
     }
     local = local_of(linear([[9.0]], 2), [[1.0], [3.0]], [0, 1], 2, lr=0.1)
     made = FedPRPClient(head_epochs=1, temperature=1.0, margins="learned").fit(local, received)
-    np.testing.assert_allclose(local.memory[Part.HEAD]["weight"], [[-0.05], [0.05]], atol=1e-12)
-    np.testing.assert_allclose(local.memory[Part.HEAD]["bias"], [0.0, 0.0], atol=1e-12)
+    np.testing.assert_allclose(local.client_state[Part.HEAD]["weight"], [[-0.05], [0.05]], atol=1e-12)
+    np.testing.assert_allclose(local.client_state[Part.HEAD]["bias"], [0.0, 0.0], atol=1e-12)
     w = 1 - 0.1 * ((0.1 * s(0.1) - 0.3 * s(-0.3)) / 2 - 0.5 - 0.5 * s(-1))
     np.testing.assert_allclose(made.payload[Part.BODY]["0.weight"], [[w]], atol=1e-12)
-    np.testing.assert_allclose(local.memory[Part.PROTOTYPES]["margins"], [1 - 0.025 * s(-1)] * 2, atol=1e-12)
+    np.testing.assert_allclose(local.client_state[Part.PROTOTYPES]["margins"], [1 - 0.025 * s(-1)] * 2, atol=1e-12)
     assert {name: row.tolist() for name, row in made.payload[Part.PROTOTYPES].items()} == {
         "0": [pytest.approx(w, abs=1e-12)],  # raw: their length counts, too
         "1": [pytest.approx(3 * w, abs=1e-12)],
@@ -152,9 +152,9 @@ def test_head_first_then_body(site: Site, watched: Callable[[FitContext], Watche
     made = FedPRPClient(head_epochs=4, temperature=1.0).fit(local, GLOBAL)
     assert same(seen.bodies[0], MODEL[Part.BODY])
     assert not same(seen.bodies[1], seen.bodies[0])
-    assert all(same(head, seen.heads[0]) for head in [*seen.heads, local.memory[Part.HEAD]])
+    assert all(same(head, seen.heads[0]) for head in [*seen.heads, local.client_state[Part.HEAD]])
     assert len(seen.heads) == 3 * 2
-    FedPRPClient().install(alone, GLOBAL)  # the head's epochs, on cross-entropy alone
+    FedPRPClient().load_global(alone, GLOBAL)  # the head's epochs, on cross-entropy alone
     own = PrototypeHead.of(alone.model).own
     cross_entropy = nn.functional.cross_entropy
     train(
@@ -174,7 +174,7 @@ def test_weight_decay_is_the_bodys_alone(site: Site) -> None:
     for decay in (0.0, 0.5):
         local = site(lr=0.1, batch_size=4, weight_decay=decay)
         update = FedPRPClient(head_epochs=1).fit(local, GLOBAL)
-        made[decay] = local.memory[Part.HEAD], update.payload[Part.BODY]["0.weight"]
+        made[decay] = local.client_state[Part.HEAD], update.payload[Part.BODY]["0.weight"]
     assert same(made[0.5][0], made[0.0][0])
     start = MODEL[Part.BODY]["0.weight"]
     np.testing.assert_allclose(made[0.5][1], made[0.0][1] - 0.1 * 0.5 * start, atol=1e-12)
@@ -227,11 +227,11 @@ def test_the_head_stays_and_is_gone_on_with(site: Site, watched: Callable[[FitCo
     made = FedPRPClient(head_epochs=2).fit(first, GLOBAL)
     assert made.payload.keys() == FedPRPClient.sends == {Part.BODY, Part.PROTOTYPES}
     assert not any("own" in spec.name or "margins" in spec.name for spec in describe(made.payload))
-    later = site(memory=codec.decode(codec.encode(first.memory)))
+    later = site(client_state=codec.decode(codec.encode(first.client_state)))
     seen = watched(later)
     FedPRPClient(head_epochs=0).fit(later, GLOBAL)
-    assert same(seen.heads[0], first.memory[Part.HEAD])  # not the first head, which is sent in every round
-    assert not same(first.memory[Part.HEAD], MODEL[Part.HEAD])
+    assert same(seen.heads[0], first.client_state[Part.HEAD])  # not the first head, which is sent in every round
+    assert not same(first.client_state[Part.HEAD], MODEL[Part.HEAD])
 
 
 def test_a_new_site_begins_with_the_runs_first_head(site: Site, watched: Callable[[FitContext], Watched]) -> None:
@@ -249,7 +249,7 @@ def test_margins_are_one_and_are_not_kept(site: Site, watched: Callable[[FitCont
     FedPRPClient().fit(local, GLOBAL)
     assert {tuple(margins) for margins in seen.margins} == {(1.0, 1.0, 1.0)}
     assert len(seen.margins) == 2 * 3 * 2
-    assert local.memory.keys() == {Part.HEAD}
+    assert local.client_state.keys() == {Part.HEAD}
 
 
 def test_margins_begin_at_one_are_learned_and_persist(site: Site, watched: Callable[[FitContext], Watched]) -> None:
@@ -257,23 +257,23 @@ def test_margins_begin_at_one_are_learned_and_persist(site: Site, watched: Calla
     seen = watched(first)
     FedPRPClient(head_epochs=0, margins="learned").fit(first, GLOBAL)
     assert seen.margins[0].tolist() == [1.0, 1.0, 1.0]
-    learned = first.memory[Part.PROTOTYPES]["margins"]
+    learned = first.client_state[Part.PROTOTYPES]["margins"]
     assert (learned[[0, 2]] < 1).all()
     assert learned[1] == 1.0  # of a class that the site does not have
-    later = site(memory=first.memory)
+    later = site(client_state=first.client_state)
     seen = watched(later)
     FedPRPClient(head_epochs=0, margins="learned").fit(later, GLOBAL)
     np.testing.assert_array_equal(seen.margins[0], learned)
 
 
 def test_margins_are_never_negative_in_effect(site: Site, watched: Callable[[FitContext], Watched]) -> None:
-    memory: Any = {Part.PROTOTYPES: {"margins": np.array([1e-4, 1.0, 2e-4])}}
+    client_state: Any = {Part.PROTOTYPES: {"margins": np.array([1e-4, 1.0, 2e-4])}}
     effective = []
     for _ in range(3):
-        local = site(lr=0.01, epochs=2, memory=memory)
+        local = site(lr=0.01, epochs=2, client_state=client_state)
         seen = watched(local)
         FedPRPClient(head_epochs=0, intra=0.0, temperature=1.0, margins="learned").fit(local, GLOBAL)
-        memory = local.memory
+        client_state = local.client_state
         effective += seen.margins
     assert effective[0].tolist() == [1e-4, 1.0, 2e-4]
     assert [margins.tolist() for margins in effective[-2:]] == [[0.0, 1.0, 0.0]] * 2
@@ -297,7 +297,7 @@ def test_the_sites_own_model_goes_by_its_own_prototypes(site: Site) -> None:
 @pytest.mark.parametrize("prediction", ["prototypes", "head"])
 def test_the_global_model_goes_by_the_global_prototypes(prediction: Any, site: Site) -> None:
     evaluator = site()
-    FedPRPClient(prediction=prediction).install(evaluator, GLOBAL)
+    FedPRPClient(prediction=prediction).load_global(evaluator, GLOBAL)
     logits = evaluator.model(torch.tensor(X).double()).detach().numpy()
     for c in (0, 1):
         far = np.linalg.norm(features(MODEL[Part.BODY]) - GLOBAL[Part.PROTOTYPES][str(c)], axis=1)
@@ -308,13 +308,13 @@ def test_the_global_model_goes_by_the_global_prototypes(prediction: Any, site: S
 def test_prototypes_of_another_round_are_gone(site: Site) -> None:
     local = site()
     FedPRPClient().fit(local, GLOBAL)
-    FedPRPClient().install(local, {**MODEL, Part.PROTOTYPES: {"1": np.zeros(2)}})
+    FedPRPClient().load_global(local, {**MODEL, Part.PROTOTYPES: {"1": np.zeros(2)}})
     assert PrototypeHead.of(local.model).known.tolist() == [0.0, 1.0, 0.0]
 
 
 def test_before_there_are_prototypes_the_first_head_predicts(site: Site) -> None:
     evaluator = site()
-    FedPRPClient().install(evaluator, MODEL)
+    FedPRPClient().load_global(evaluator, MODEL)
     expected = features(MODEL[Part.BODY]) @ MODEL[Part.HEAD]["weight"].T + MODEL[Part.HEAD]["bias"]
     np.testing.assert_allclose(evaluator.model(torch.tensor(X).double()).detach(), expected, atol=1e-12)
 
@@ -322,11 +322,11 @@ def test_before_there_are_prototypes_the_first_head_predicts(site: Site) -> None
 def test_the_private_head_can_predict(site: Site) -> None:
     local = site(lr=0.05)
     made = FedPRPClient(head_epochs=2, prediction="head").fit(local, GLOBAL).payload
-    own = local.memory[Part.HEAD]
+    own = local.client_state[Part.HEAD]
     expected = features(made[Part.BODY]) @ own["weight"].T + own["bias"]
     np.testing.assert_allclose(local.model(torch.tensor(X).double()).detach(), expected, atol=1e-9)
-    scored = site(memory=local.memory)
-    FedPRPClient(prediction="head").install(scored, {**GLOBAL, **made})
+    scored = site(client_state=local.client_state)
+    FedPRPClient(prediction="head").load_global(scored, {**GLOBAL, **made})
     np.testing.assert_allclose(scored.model(torch.tensor(X).double()).detach(), expected, atol=1e-9)
 
 
@@ -359,7 +359,7 @@ def test_as_released_the_sign_is_turned_and_margins_are_constant(
     FedPRPClient(compat="authors", margins="learned", temperature=0.5).fit(local, GLOBAL)
     assert seen.given == [(0.5, "negated-cosine")] * 3
     assert {tuple(margins) for margins in seen.margins} == {(1.0, 1.0, 1.0)}
-    assert local.memory.keys() == {Part.HEAD}
+    assert local.client_state.keys() == {Part.HEAD}
 
 
 @pytest.mark.parametrize("distance", ["euclidean", "cosine"])

@@ -30,7 +30,7 @@ def test_the_releases_round(local_of: LocalOf) -> None:
         plan = {"lr": golden["lr"].item(), "batch_size": golden["batch_size"].item(), "epochs": epochs}
         local = local_of(two_layers(), golden["X"], golden["y"], 3, **plan)
         sent = FedRepClient(head_epochs=tau_h).fit(local, stored(golden, "init")).payload
-        assert_near({**sent, Part.HEAD: local.memory[Part.HEAD]}, stored(golden, "after"))
+        assert_near({**sent, Part.HEAD: local.client_state[Part.HEAD]}, stored(golden, "after"))
 
 
 def test_a_round_by_hand(local_of: LocalOf, linear: Linear) -> None:
@@ -41,17 +41,17 @@ def test_a_round_by_hand(local_of: LocalOf, linear: Linear) -> None:
     local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1)
     sent = FedRepClient(head_epochs=1).fit(local, FIRST).payload
     assert sent.keys() == FedRepClient.sends
-    np.testing.assert_allclose(local.memory[Part.HEAD]["weight"], [[0.1], [-0.1]], atol=1e-15)
+    np.testing.assert_allclose(local.client_state[Part.HEAD]["weight"], [[0.1], [-0.1]], atol=1e-15)
     miss = 1 - 1 / (1 + np.exp(-0.5))
     np.testing.assert_allclose(sent[Part.BODY]["0.weight"], [[1 + 0.1 * miss * 0.2 * 2]], atol=1e-15)
 
 
 def test_a_site_predicts_with_the_newest_body_and_its_own_head(local_of: LocalOf, linear: Linear) -> None:
     local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1)
-    FedRepClient().install(local, FIRST)
+    FedRepClient().load_global(local, FIRST)
     np.testing.assert_array_equal(dump(local.model.head)["weight"], FIRST[Part.HEAD]["weight"])
     FedRepClient(head_epochs=1).fit(local, FIRST)
-    FedRepClient().install(local, {**FIRST, Part.BODY: {"0.weight": np.array([[7.0]])}})
+    FedRepClient().load_global(local, {**FIRST, Part.BODY: {"0.weight": np.array([[7.0]])}})
     np.testing.assert_array_equal(dump(local.model.body)["0.weight"], [[7.0]])
     np.testing.assert_allclose(dump(local.model.head)["weight"], [[0.1], [-0.1]], atol=1e-15)
 

@@ -61,16 +61,16 @@ def test_a_round_by_hand(local_of: LocalOf, linear: Linear) -> None:
     sent = FedRODClient().fit(local, FIRST).payload
     np.testing.assert_allclose(sent[Part.HEAD]["weight"], np.zeros((2, 1)), atol=1e-7)
     np.testing.assert_allclose(sent[Part.HEAD]["bias"], np.zeros(2), atol=1e-7)
-    np.testing.assert_allclose(local.memory[Part.HEAD]["bias"], [0.05, -0.05], atol=1e-7)
-    np.testing.assert_allclose(local.memory[Part.HEAD]["weight"], [[0.1], [-0.1]], atol=1e-7)
+    np.testing.assert_allclose(local.client_state[Part.HEAD]["bias"], [0.05, -0.05], atol=1e-7)
+    np.testing.assert_allclose(local.client_state[Part.HEAD]["weight"], [[0.1], [-0.1]], atol=1e-7)
 
 
 def test_a_site_predicts_with_the_sum_of_both_heads_and_keeps_its_own(local_of: LocalOf, linear: Linear) -> None:
     local = local_of(linear([[9.0]], 2), [[2.0], [1.0]], [0, 1], 2, lr=0.1)
     own = {"weight": np.array([[2.0], [0.0]]), "bias": np.array([1.0, -1.0])}
-    local.memory[Part.HEAD] = own
+    local.client_state[Part.HEAD] = own
     sent = FedRODClient().fit(local, FIRST).payload
-    for name, array in local.memory[Part.HEAD].items():
+    for name, array in local.client_state[Part.HEAD].items():
         assert not np.array_equal(array, own[name])
         np.testing.assert_allclose(dump(local.model.head)[name], sent[Part.HEAD][name] + array, atol=1e-12)
     assert same_tensors({Part.BODY: dump(local.model.body)}, {Part.BODY: sent[Part.BODY]})
@@ -78,7 +78,10 @@ def test_a_site_predicts_with_the_sum_of_both_heads_and_keeps_its_own(local_of: 
 
 def test_at_a_site_whose_classes_are_even_the_generic_model_is_fedavgs(local_of: LocalOf, linear: Linear) -> None:
     rod, avg = (local_of(linear([[9.0]], 2), [[2.0], [1.0]], [0, 1], 2, lr=0.1, epochs=3) for _ in range(2))
-    rod.memory[Part.HEAD] = {"weight": np.array([[2.0], [0.0]]), "bias": np.array([1.0, -1.0])}  # and whatever P is
+    rod.client_state[Part.HEAD] = {
+        "weight": np.array([[2.0], [0.0]]),
+        "bias": np.array([1.0, -1.0]),
+    }  # and whatever P is
     ours, theirs = FedRODClient().fit(rod, FIRST).payload, FedAvgClient().fit(avg, FIRST).payload
     for part in (Part.BODY, Part.HEAD):
         for name, array in theirs[part].items():

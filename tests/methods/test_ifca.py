@@ -50,7 +50,7 @@ def test_a_fit_by_hand(label: int, choice: list[float], local_of: LocalOf, linea
 
 def test_a_site_predicts_with_the_model_that_suits_it(local_of: LocalOf, linear: Linear) -> None:
     local = local_of(linear([[9.0]], 2), [[0.0]], [1], 2)
-    IFCAClient().install(local, BOTH)
+    IFCAClient().load_global(local, BOTH)
     assert same_tensors(parts(local.model), ONE)
 
 

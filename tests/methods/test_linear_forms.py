@@ -1,4 +1,4 @@
-"""Methods under secure sums: from exact sums they make what they make of updates; no order, and no lonely class."""
+"""Methods under secure aggregation: exact sums give what updates give; no order counts, and no lonely class."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.support.round_contexts import round_context
 
 from protofed.client.method import client_methods
 from protofed.common import codec
-from protofed.common.errors import ConfigError, SecureSumError, StateError
+from protofed.common.errors import ConfigError, SecureAggregationError, StateError
 from protofed.common.payload import Array, Part, Payload, Update, describe
-from protofed.common.protocol.messages import MAX_SUMMED
+from protofed.common.protocol.messages import MAX_SECURE_SITES
 from protofed.common.secure_aggregation.linear_form import POINT, ClassRows, SumForm, SumLayout, form_of
 from protofed.server.method import ServerMethod, server_methods
 from protofed.server.methods.mixtures import FACTORS, mixed
@@ -94,7 +94,7 @@ def updates_of(method: ServerMethod, state: Payload, dtype: str = "float64") -> 
     return [update(method, state, site, held, dtype) for site, held in enumerate(HELD)]
 
 
-def summed(method: ServerMethod, state: Payload, updates: Sequence[Update], fewest: int = 1) -> Payload:
+def aggregated(method: ServerMethod, state: Payload, updates: Sequence[Update], fewest: int = 1) -> Payload:
     layout = layout_of(method, state)
     total = unmasked_total(layout, lambda: updates, POINT, fewest)
     return next_state(method, state, layout, total, POINT, round_context())
@@ -122,7 +122,7 @@ def test_exact_sums_give_what_the_updates_give(options: dict[str, Any]) -> None:
     state = by_sums = first(method)
     for _ in range(2):  # the second one from prototypes and class models that the first one has made
         updates = updates_of(method, state)
-        state, by_sums = method.aggregate(state, updates, round_context()), summed(method, by_sums, updates)
+        state, by_sums = method.aggregate(state, updates, round_context()), aggregated(method, by_sums, updates)
     expected, result = comparable(state), comparable(by_sums)
     error = 1e-6 if "examples" in options.values() else 1e-9  # ten examples weigh 2**-16.7
     assert result.keys() == expected.keys()
@@ -143,7 +143,7 @@ def test_the_order_of_sites_changes_no_bit(options: dict[str, Any]) -> None:
     method = half(options)
     state = first(method, "float32")
     updates = updates_of(method, state, "float32")
-    after = [codec.encode(summed(method, state, order)) for order in itertools.permutations(updates)]
+    after = [codec.encode(aggregated(method, state, order)) for order in itertools.permutations(updates)]
     assert len(set(after)) == 1
 
 
@@ -151,7 +151,7 @@ def test_the_order_of_sites_changes_no_bit(options: dict[str, Any]) -> None:
 def test_all_sites_are_sent_the_same(options: dict[str, Any]) -> None:
     method = half(options)
     state = first(method)
-    for payload in (state, summed(method, state, updates_of(method, state))):
+    for payload in (state, aggregated(method, state, updates_of(method, state))):
         assert codec.encode(method.broadcast(payload, "ann")) == codec.encode(method.broadcast(payload, "bob"))
 
 
@@ -159,7 +159,7 @@ def test_all_sites_are_sent_the_same(options: dict[str, Any]) -> None:
 def test_site_and_server_lay_the_vector_out_alike(options: dict[str, Any]) -> None:
     method = half(options)
     state = first(method)
-    state = summed(method, state, updates_of(method, state))
+    state = aggregated(method, state, updates_of(method, state))
     layout, one = layout_of(method, state), update(method, state, 0, {1})
     of_site = SumLayout.of(layout.form, describe(one.payload), method.broadcast(state, one.site))
     assert of_site == layout
@@ -170,7 +170,7 @@ BY_CLASS = [options for options in FORMS if form_of(half(options), options["name
 
 
 @pytest.mark.parametrize("options", BY_CLASS, ids=lambda options: " ".join(map(str, options.values())))
-def test_of_a_class_with_too_few_holders_nothing_is_summed(options: dict[str, Any]) -> None:
+def test_of_a_class_with_too_few_contributors_nothing_is_aggregated(options: dict[str, Any]) -> None:
     method = half(options)
     state = first(method)
     updates = updates_of(method, state)
@@ -178,10 +178,10 @@ def test_of_a_class_with_too_few_holders_nothing_is_summed(options: dict[str, An
     assert [int(n) for n in np.sum([layout.flags(one) for one in updates], axis=0)] == [2, 2, 3, 0]
     total = layout.named(POINT.decoded(unmasked_total(layout, lambda: updates, POINT, 3)))
     for key, by_class in total.items():
-        if key in {"rows", "holders", "mass"} or key.startswith("mixture/"):
+        if key in {"rows", "contributors", "mass"} or key.startswith("mixture/"):
             assert by_class[2].any()
             assert not by_class[[0, 1, 3]].any()
-    kept, old = comparable(summed(method, state, updates, fewest=3)), comparable(state)
+    kept, old = comparable(aggregated(method, state, updates, fewest=3)), comparable(state)
     if "prototypes/mean" in old:  # FedNH's row of a class that stays is made unit again
         np.testing.assert_allclose(kept["prototypes/mean"][[0, 1, 3]], old["prototypes/mean"][[0, 1, 3]], atol=1e-15)
         assert not np.allclose(kept["prototypes/mean"][2], old["prototypes/mean"][2])
@@ -193,11 +193,11 @@ def test_of_a_class_with_too_few_holders_nothing_is_summed(options: dict[str, An
         assert {path for path in kept if path.startswith("prototypes/")} == {"prototypes/2"}
 
 
-def test_a_class_that_is_not_summed_keeps_its_class_model() -> None:
+def test_a_class_that_is_not_aggregated_keeps_its_class_model() -> None:
     for options in (TRUE, {"name": "cwfedavg-private"}):
         method = half(options)
         state = first(method)
-        after = summed(method, state, updates_of(method, state), fewest=3)
+        after = aggregated(method, state, updates_of(method, state), fewest=3)
         heads = [method.class_model(payload, c)[Part.HEAD]["weight"] for payload in (state, after) for c in (0, 2)]  # type: ignore[attr-defined]
         np.testing.assert_array_equal(heads[0], heads[2])
         assert not np.allclose(heads[1], heads[3])
@@ -217,15 +217,15 @@ def test_what_is_no_number_is_refused_with_the_site() -> None:
     updates = updates_of(method, state)
     broken = {**updates[1].payload, Part.HEAD: {**updates[1].payload[Part.HEAD], "bias": np.full(CLASSES, np.nan)}}
     with pytest.raises(StateError, match="site-1"):
-        summed(method, state, [updates[0], replace(updates[1], payload=broken), updates[2]])
+        aggregated(method, state, [updates[0], replace(updates[1], payload=broken), updates[2]])
 
 
-@pytest.mark.parametrize("sites", [0, 1, 2, MAX_SUMMED + 1])
+@pytest.mark.parametrize("sites", [0, 1, 2, MAX_SECURE_SITES + 1])
 def test_a_sum_of_too_few_or_too_many_sites_is_refused(sites: int) -> None:
     method = half({"name": "fedavg"})
     state = first(method)
     with pytest.raises(StateError, match="3 to 50"):
-        summed(method, state, [update(method, state, site, {0}) for site in range(sites)])
+        aggregated(method, state, [update(method, state, site, {0}) for site in range(sites)])
 
 
 def test_what_is_not_of_the_layout_is_refused() -> None:
@@ -241,9 +241,9 @@ def test_what_is_not_of_the_layout_is_refused() -> None:
         {Part.PROTOTYPES: {"-1": np.zeros(FEATURES)}},
     ]
     for change in changes:
-        with pytest.raises(SecureSumError):
+        with pytest.raises(SecureAggregationError):
             layout.numbers(replace(one, payload={**one.payload, **change}))
-    with pytest.raises(SecureSumError, match="model has no"):
+    with pytest.raises(SecureAggregationError, match="model has no"):
         SumLayout.of(layout.form, describe(one.payload), {Part.BODY: state[Part.BODY]})
 
 
@@ -255,14 +255,14 @@ def test_rows_as_large_as_what_they_are_like_have_one_row_a_class() -> None:
     assert shapes["rows"] == (CLASSES, CLASSES, FEATURES + 1)
     np.testing.assert_array_equal(layout.named(layout.numbers(one))["rows"][1], one.payload[Part.CLASS_GRADIENTS]["1"])
     for shape in ((FEATURES + 1,), (CLASSES, FEATURES)):
-        with pytest.raises(SecureSumError):
+        with pytest.raises(SecureAggregationError):
             layout.numbers(replace(one, payload={**one.payload, Part.CLASS_GRADIENTS: {"1": np.zeros(shape)}}))
 
 
 def test_a_form_by_counts_needs_the_count() -> None:
     method = half({"name": "fedavg", "weighting": "examples"})
     state = first(method)
-    with pytest.raises(SecureSumError, match="count"):
+    with pytest.raises(SecureAggregationError, match="count"):
         layout_of(method, state).numbers(replace(update(method, state, 0, {0}), weight=None))
 
 

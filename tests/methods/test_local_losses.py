@@ -74,7 +74,7 @@ def test_no_method_trains_past_it(method: str, site: Callable[..., FitContext]) 
     for plan in ({}, {"loss": "balanced-softmax"}, {"loss": "logit-adjustment", "tau": 2.0}):
         local = site(**plan)
         update = client.fit(local, server.broadcast(server.init(parts(local.model), round_context(3)), "ann"))
-        found.append([codec.encode(some) for some in (update.payload, local.memory, parts(local.model))])
+        found.append([codec.encode(some) for some in (update.payload, local.client_state, parts(local.model))])
     assert found[0] != found[1] != found[2] != found[0]
 
 
@@ -90,5 +90,5 @@ def test_fedrods_generic_head_has_its_own_loss_whatever_the_plan_says(site: Call
     received = parts(locals_[0].model)
     plain, adjusted = (FedRODClient().fit(local, received).payload for local in locals_)
     assert same_tensors(plain, adjusted)
-    own, other = (local.memory[Part.HEAD]["bias"] for local in locals_)
+    own, other = (local.client_state[Part.HEAD]["bias"] for local in locals_)
     assert not np.array_equal(own, other)

@@ -47,7 +47,7 @@ def test_the_releases_step(local_of: LocalOf) -> None:
     with np.load(GOLDEN) as golden:
         plan = {key: golden[key].item() for key in ("lr", "momentum", "weight_decay")}
         local = local_of(network(), golden["X"], golden["y"], 3, **plan)
-        local.memory[Part.BODY] = stored(golden, "prev1")[Part.BODY]
+        local.client_state[Part.BODY] = stored(golden, "prev1")[Part.BODY]
         method = MOONClient(mu=golden["mu"].item(), temperature=golden["tau"].item())
         starts = _StartsAt(method, stored(golden, "init"))
         assert_near(starts.fit(local, stored(golden, "glob")), stored(golden, "after_1prev"))
@@ -63,8 +63,8 @@ class _StartsAt:
         method, first = self._method, self._first
 
         class Started(MOONClient):
-            def install(self, local: FitContext, received: Payload) -> None:
-                super().install(local, first)
+            def load_global(self, local: FitContext, received: Payload) -> None:
+                super().load_global(local, first)
 
         return Started(method.mu, method.temperature).fit(local, received).payload
 
@@ -82,7 +82,7 @@ def test_without_a_last_model_or_mu_it_is_fedavg_to_the_bit(
     plan = {"lr": 0.1, "epochs": 3, "batch_size": 1}
     moon, avg = (local_of(linear([[9.0], [9.0]], 2), [[2.0], [1.0]], [0, 1], 2, **plan) for _ in range(2))
     if remembers:
-        moon.memory[Part.BODY] = {"0.weight": np.array([[-1.0], [0.5]])}
+        moon.client_state[Part.BODY] = {"0.weight": np.array([[-1.0], [0.5]])}
     assert same_tensors(MOONClient(mu=mu).fit(moon, FIRST).payload, FedAvgClient().fit(avg, FIRST).payload)
 
 
@@ -92,9 +92,9 @@ def test_features_are_drawn_away_from_the_last_model(local_of: LocalOf, linear: 
     fits = {}
     for mu in (0.0, 5.0):
         local = local_of(linear([[9.0], [9.0]], 2), [[2.0]], [0], 2, lr=0.1)
-        local.memory[Part.BODY] = {"0.weight": last}
+        local.client_state[Part.BODY] = {"0.weight": last}
         fits[mu] = MOONClient(mu=mu).fit(local, FIRST).payload[Part.BODY]["0.weight"]
-        assert same_tensors({Part.BODY: local.memory[Part.BODY]}, {Part.BODY: dump(local.model.body)})
+        assert same_tensors({Part.BODY: local.client_state[Part.BODY]}, {Part.BODY: dump(local.model.body)})
 
     def cosine(weight: Array) -> float:
         return float((weight * last).sum() / np.linalg.norm(weight))

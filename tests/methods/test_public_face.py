@@ -36,7 +36,8 @@ losses_of mean_discrepancy mixed mixture model_contrast named prototypical_contr
 site_models soft_labels stacked supervised towards train train_head weights
 """
 SERVER = """
-Array ClassRows ClasswiseMethod ConfigError ExpectedUpdate HolderMeans JoiningMethod Mean Method NOTHING OwnStartMethod
+Array ClassRows ClasswiseMethod ConfigError ContributorMeans ExpectedUpdate JoiningMethod Mean Method NOTHING
+OwnStartMethod
 Part Payload RefiningMethod RoundContext ServerMethod SiteId StateError SumForm SummableMethod Sums TensorSpec Tensors
 Update Weighting describe is_buffer like norm_of prototype_rows server_methods towards unit weight_of weighted_mean
 weights

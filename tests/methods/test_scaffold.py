@@ -49,10 +49,10 @@ def test_the_releases_round(local_of: LocalOf) -> None:
         for site in ("c0", "c1"):
             x, y = golden[f"{site}_X"], golden[f"{site}_y"]
             local = local_of(two_layers(), x, y, 3, lr=golden["lr"].item(), batch_size=len(y) // 2)
-            local.memory[Part.CONTROL] = controls(golden, f"{site}_ci_old")
+            local.client_state[Part.CONTROL] = controls(golden, f"{site}_ci_old")
             update = ScaffoldClient().fit(local, received)
             assert_near(update.payload, stored(golden, f"{site}_y_i"))
-            assert_near(local.memory, {Part.CONTROL: controls(golden, f"{site}_ci_new")})
+            assert_near(local.client_state, {Part.CONTROL: controls(golden, f"{site}_ci_new")})
             moved = {path: c - received[Part.CONTROL][path] for path, c in update.payload[Part.CONTROL].items()}
             assert_near({Part.CONTROL: moved}, {Part.CONTROL: controls(golden, f"{site}_delta_c")})
             updates.append(update)
@@ -65,12 +65,12 @@ def test_the_releases_round(local_of: LocalOf) -> None:
 def test_a_sites_step_by_hand(local_of: LocalOf, linear: Linear) -> None:
     """X = 2 of class 0, lr .1, equal logits: FedAvg's step moves the bias by (.05, -.05), the head's weight by .1."""
     local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1)
-    local.memory[Part.CONTROL] = {**ZEROS, "head.bias": np.array([0.1, -0.1])}
+    local.client_state[Part.CONTROL] = {**ZEROS, "head.bias": np.array([0.1, -0.1])}
     received = {**FIRST, Part.CONTROL: {**ZEROS, "head.bias": np.array([0.4, 0.0])}}
     sent = ScaffoldClient().fit(local, received).payload
     assert sent.keys() == ScaffoldClient.sends
     np.testing.assert_allclose(sent[Part.HEAD]["bias"], [0.05 - 0.1 * 0.3, -0.05 - 0.1 * 0.1], atol=1e-15)
-    np.testing.assert_allclose(local.memory[Part.CONTROL]["head.bias"], [-0.5, 0.5], atol=1e-15)  # the gradient
+    np.testing.assert_allclose(local.client_state[Part.CONTROL]["head.bias"], [-0.5, 0.5], atol=1e-15)  # the gradient
     # c + (c_i+ - c_i) = (.4, 0) + (-.6, .6)
     np.testing.assert_allclose(sent[Part.CONTROL]["head.bias"], [-0.2, 0.6], atol=1e-15)
     np.testing.assert_allclose(sent[Part.CONTROL]["head.weight"], [[-1.0], [1.0]], atol=1e-15)
@@ -80,11 +80,11 @@ def test_a_sites_step_by_hand(local_of: LocalOf, linear: Linear) -> None:
 def test_a_control_variate_is_the_sites_own_step(plan: dict[str, Any], local_of: LocalOf, linear: Linear) -> None:
     """The first step is FedAvg's whatever the correction, so c_i+ is how far that leads, in learning rates."""
     both, alone = (local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1, **plan) for _ in range(2))
-    both.memory[Part.CONTROL] = {path: array + 0.3 for path, array in ZEROS.items()}
+    both.client_state[Part.CONTROL] = {path: array + 0.3 for path, array in ZEROS.items()}
     received = {**FIRST, Part.CONTROL: {path: array - 0.2 for path, array in ZEROS.items()}}
     ScaffoldClient().fit(both, received)
     y = FedAvgClient().fit(alone, FIRST).payload[Part.HEAD]["bias"]
-    np.testing.assert_allclose(both.memory[Part.CONTROL]["head.bias"], (0 - y) / 0.1, atol=1e-12)
+    np.testing.assert_allclose(both.client_state[Part.CONTROL]["head.bias"], (0 - y) / 0.1, atol=1e-12)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -96,16 +96,16 @@ def test_with_momentum_a_control_variate_is_the_mean_gradient_still(
         scaffold, "supervised", lambda _local, logits, _labels: (logits * torch.tensor([2.0, -1.0])).sum()
     )
     local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1, epochs=7, momentum=momentum)
-    local.memory[Part.CONTROL] = {path: array + 0.3 for path, array in ZEROS.items()}
+    local.client_state[Part.CONTROL] = {path: array + 0.3 for path, array in ZEROS.items()}
     sent = ScaffoldClient().fit(local, {**FIRST, Part.CONTROL: ZEROS}).payload
-    np.testing.assert_allclose(local.memory[Part.CONTROL]["head.bias"], [2.0, -1.0], atol=1e-12)
+    np.testing.assert_allclose(local.client_state[Part.CONTROL]["head.bias"], [2.0, -1.0], atol=1e-12)
     np.testing.assert_allclose(sent[Part.CONTROL]["head.bias"], [2.0 - 0.3, -1.0 - 0.3], atol=1e-12)
 
 
 def test_the_loss_that_a_site_reports_has_no_correction_in_it(local_of: LocalOf, linear: Linear) -> None:
     """A term <y, c - c_i> would make it negative, and a server refuse it."""
     sites = [local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1) for _ in range(2)]
-    sites[0].memory[Part.CONTROL] = {path: array + 9.0 for path, array in ZEROS.items()}
+    sites[0].client_state[Part.CONTROL] = {path: array + 9.0 for path, array in ZEROS.items()}
     losses = [ScaffoldClient().fit(local, {**FIRST, Part.CONTROL: ZEROS}).metrics["loss"] for local in sites]
     assert losses[0] == losses[1] > 0
 
@@ -114,7 +114,7 @@ def test_a_control_variate_is_a_mean_over_the_steps_that_were_done(local_of: Loc
     local = local_of(linear([[9.0]], 2), [[2.0], [1.0], [0.5]], [0, 1, 0], 2, lr=0.1, epochs=2, batch_size=2)
     sent = ScaffoldClient().fit(local, {**FIRST, Part.CONTROL: ZEROS}).payload
     moved = -sent[Part.HEAD]["bias"] / (4 * 0.1)  # two batches, twice
-    np.testing.assert_allclose(local.memory[Part.CONTROL]["head.bias"], moved, atol=1e-12)
+    np.testing.assert_allclose(local.client_state[Part.CONTROL]["head.bias"], moved, atol=1e-12)
 
 
 def test_without_control_variates_a_round_is_fedavgs_to_the_bit(local_of: LocalOf, linear: Linear) -> None:
@@ -171,7 +171,7 @@ def test_c_is_the_mean_of_the_sites_own_as_they_left(fewest: int, federation: di
         running.go()
         published = running.run.published
     assert published is not None
-    own = [kept(folder, recipe.name).memory[Part.CONTROL] for folder in (tmp_path / "sites").glob("site-*")]
+    own = [kept(folder, recipe.name).client_state[Part.CONTROL] for folder in (tmp_path / "sites").glob("site-*")]
     assert len(own) == 3
     for path, c in published.state[Part.CONTROL].items():
         np.testing.assert_allclose(c, np.mean([c_i[path] for c_i in own], axis=0), atol=1e-6)

@@ -35,7 +35,7 @@ def held(local: FitContext) -> Payload:
 
 def test_the_first_round_starts_from_the_common_model(site: Callable[..., FitContext]) -> None:
     local = site()
-    SoloClient().install(local, COMMON)
+    SoloClient().load_global(local, COMMON)
     assert same_tensors(held(local), COMMON)
 
 
@@ -44,10 +44,10 @@ def test_later_rounds_go_on_from_the_sites_own_memory(site: Callable[..., FitCon
     SoloClient().fit(whole, COMMON)
     SoloClient().fit(half, COMMON)
     later = site(lr=0.1, epochs=1)  # the model is gone, the memory is there
-    later.memory = half.memory
+    later.client_state = half.client_state
     SoloClient().fit(later, COMMON)
     assert same_tensors(held(later), held(whole))
-    assert same_tensors(later.memory, held(whole))
+    assert same_tensors(later.client_state, held(whole))
     assert not same_tensors(held(half), held(whole))
 
 
@@ -55,8 +55,8 @@ def test_install_gives_the_sites_own_model(site: Callable[..., FitContext]) -> N
     local = site(lr=0.1)
     SoloClient().fit(local, COMMON)
     again = site()
-    again.memory = local.memory
-    SoloClient().install(again, COMMON)
+    again.client_state = local.client_state
+    SoloClient().load_global(again, COMMON)
     assert same_tensors(held(again), held(local))
 
 

@@ -15,7 +15,7 @@ from protofed.common.protocol.messages import Verdict
 from protofed.server.metrics import METRICS, ServerMetrics
 from protofed.server.rounds.machine import phases
 from protofed.server.storage.ledger import Ledger
-from protofed.server.verdicts import RejectionCode, SetAsideCode
+from protofed.server.verdicts import RefusalCode, RejectionCode
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, Later, MakeLab
@@ -56,8 +56,8 @@ def test_what_has_not_happened_yet_is_zero_and_there() -> None:
     (family,) = [found for found in metrics.registry.collect() if found.name == "protofed_updates"]
     counted = {(sample.labels["verdict"], sample.labels["reason"]): sample.value for sample in family.samples}
     plain = [(one, "") for one in ("accepted", "duplicate", "stale", "not-needed")]
-    refused = [("invalid", code) for code in RejectionCode]
-    assert counted == dict.fromkeys([*plain, *refused, *(("set-aside", code) for code in SetAsideCode)], 0.0)
+    refused = [("invalid", code) for code in RefusalCode]
+    assert counted == dict.fromkeys([*plain, *refused, *(("rejected", code) for code in RejectionCode)], 0.0)
     assert value(metrics, "protofed_recoveries_total") == 0
 
 
@@ -201,13 +201,13 @@ def _refuse(_row: Any) -> Any:
 def test_every_verdict_is_counted_once(lab: Lab) -> None:
     fit = lab.task("ann")
     odd: Any = {Part.BODY: {"w": np.ones(2, np.float32)}}
-    assert lab.push("ann", odd, fit).verdict is Verdict.INVALID
-    assert lab.push("ann", lab.model(math.inf), fit).verdict is Verdict.INVALID
-    assert lab.push("ann", lab.model(1.0), fit, metrics={"loss": math.inf}).verdict is Verdict.INVALID
+    assert lab.push("ann", odd, fit).verdict is Verdict.REFUSED
+    assert lab.push("ann", lab.model(math.inf), fit).verdict is Verdict.REFUSED
+    assert lab.push("ann", lab.model(1.0), fit, metrics={"loss": math.inf}).verdict is Verdict.REFUSED
     assert lab.push("ann", lab.model(1.0), fit).verdict is Verdict.ACCEPTED
     for _ in range(2):
         assert lab.push("ann", lab.model(1.0), fit).verdict is Verdict.DUPLICATE
-    assert lab.push("ann", lab.model(2.0), fit).verdict is Verdict.INVALID
+    assert lab.push("ann", lab.model(2.0), fit).verdict is Verdict.REFUSED
     assert updates(lab.metrics) == {
         ("accepted", ""): 3,  # two of them made the model
         ("duplicate", ""): 2,
@@ -224,14 +224,14 @@ def test_what_comes_too_late_is_stale_or_was_not_needed(make: MakeLab) -> None:
     lab.push("ann", lab.model(1.0))
     lab.push("bob", lab.model(1.0))
     lab.later(101.0, alive=("ann", "bob"))
-    assert lab.push("cyd", lab.model(1.0), late).verdict is Verdict.STALE
+    assert lab.push("cyd", lab.model(1.0), late).verdict is Verdict.LATE
     assert updates(lab.metrics)["stale", ""] == 1
 
 
-def test_what_is_set_aside_was_accepted_before(make: MakeLab) -> None:
+def test_what_is_rejected_was_accepted_before(make: MakeLab) -> None:
     lab = make(federation={"outlier_factor": 10.0}).begin()
     lab.round(ann=1.0, bob=1.0, cyd=1000.0)
-    assert updates(lab.metrics) == {("accepted", ""): 5, ("set-aside", SetAsideCode.OUTLIER): 1}
+    assert updates(lab.metrics) == {("accepted", ""): 5, ("rejected", RejectionCode.OUTLIER): 1}
     assert rounds(lab.metrics) == {"committed": 1, "degraded": 1, "abandoned": 0}
     lab.restart()
     assert updates(lab.metrics) == {}

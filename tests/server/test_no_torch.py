@@ -22,7 +22,7 @@ def test_the_whole_server_imports_no_torch() -> None:
 
 
 def test_only_the_service_knows_of_grpc() -> None:
-    """And of the messages of its calls: those of secure sums are in blobs, which rounds read."""
+    """And of the messages of its calls: those of secure aggregation is in blobs, which rounds read."""
     modules = loaded("protofed.server.rounds.queue", "protofed.server.operator.run_record")
     assert "protofed.server.operator.run_record" in modules
     assert modules.isdisjoint({"grpc", "protofed.protos.v1.federation_pb2", *HEAVY})

@@ -253,12 +253,12 @@ def test_the_order_of_sites_does_not_matter(seed: int) -> None:
 # Rows of classes
 
 
-def test_the_direction_of_most_holders_and_their_median_length() -> None:
+def test_the_direction_of_most_contributors_and_their_median_length() -> None:
     rows = np.array([[2.0, 0.0], [3.0, 0.0], [0.0, -50.0]], np.float32)
     assert np.allclose(spherical_median(rows), [3.0, 0.0], atol=1e-4)
 
 
-def test_a_class_of_two_holders_has_no_row_in_the_middle() -> None:
+def test_a_class_of_two_contributors_has_no_row_in_the_middle() -> None:
     row = np.array([1.0, 0.0], np.float32)
     made = robust_rows({"1": [row, row], "2": [row, row, -row], "3": [np.ones((2, 2), np.float32)] * 3})
     assert set(made) == {"2", "3"}
@@ -268,7 +268,7 @@ def test_a_class_of_two_holders_has_no_row_in_the_middle() -> None:
 
 
 @given(st.integers(0, 200), st.floats(1e-3, 1e6))
-def test_one_of_five_holders_turns_a_row_by_a_bounded_angle(seed: int, length: float) -> None:
+def test_one_of_five_contributors_turns_a_row_by_a_bounded_angle(seed: int, length: float) -> None:
     axis, rng = np.eye(8)[0], np.random.default_rng(seed)
     honest = axis + 0.1 * rng.normal(size=(4, 8))
     bad = rng.normal(size=(1, 8)) * length

@@ -170,14 +170,14 @@ class Played:
     Attributes:
         accuracy: of the final model; NaN: there is none.
         sites: the final model's accuracy by honest site, over its own classes.
-        set_aside: how many updates of each site.
+        rejected: how many updates of each site.
         fooled: share of marked test images of other classes that the final model calls the target; NaN: there is none.
     """
 
     finished: bool
     accuracy: float
     sites: Mapping[SiteId, float]
-    set_aside: Mapping[SiteId, int]
+    rejected: Mapping[SiteId, int]
     fooled: float = float("nan")
 
     @property
@@ -213,7 +213,7 @@ def _result(running: Simulation, attackers: frozenset[SiteId]) -> Played:
     finished = run.outcome is RoundOutcome.COMPLETED
     by_round = ledger.scores(name)
     last = by_round[max(by_round)] if finished and by_round else {}
-    aside = [task.site for task in ledger.tasks(name) if task.task_status == "set-aside"]
+    aside = [task.site for task in ledger.tasks(name) if task.task_status == "rejected"]
     owns = {site: scores["personal.pm_v"] for site, scores in last.items() if "personal.pm_v" in scores}
     seen = spreads(last)
     return Played(

@@ -32,7 +32,7 @@ class Branched(FedAvgClient):
 
     def fit(self, local: FitContext, received: Payload) -> Update:
         """All of it in one loop; v, alpha, the corrections and their number are remembered."""
-        self.install(local, received)
+        self.load_global(local, received)
         model, branch = local.model, _Branch.of(local)
         groups = [
             ParameterGroup(model.parameters()),
@@ -44,7 +44,7 @@ class Branched(FedAvgClient):
         trained = train(local, lambda x, y: supervised(local, model(x), y), groups, after=after)
         assert trained.steps == int(branch.count)
         kept = {**branch.v, **{f"c{n}": c for n, c in enumerate(branch.corrections)}, "alpha": branch.alpha}
-        local.memory[Part.BODY] = {name: tensor.detach().cpu().numpy() for name, tensor in kept.items()}
+        local.client_state[Part.BODY] = {name: tensor.detach().cpu().numpy() for name, tensor in kept.items()}
         return local.update({Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}, loss=trained.loss)
 
 

@@ -15,12 +15,12 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARDS, PROMETHEUS = DEPLOY / "grafana" / "dashboards", DEPLOY / "prometheus"
 NAMES = ("rounds", "sites", "learning", "transport")
 NO_DATA_HERE = {  # queries without data where sites have no GPU, send no scores that are refused, and sum nothing
-    ("rounds", "Steps of secure sums", "A"),
-    ("rounds", "Sites in the newest secure sum", "A"),
-    ("rounds", "Sites in the newest secure sum", "B"),
-    ("rounds", "Secure sums that came to nothing, in 10 minutes", "A"),
-    ("rounds", "How long steps of secure sums take", "A"),
-    ("sites", "Steps of secure sums that sites refused, in 10 minutes", "A"),
+    ("rounds", "Steps of secure aggregation", "A"),
+    ("rounds", "Sites in the newest secure aggregation", "A"),
+    ("rounds", "Sites in the newest secure aggregation", "B"),
+    ("rounds", "Secure aggregation that came to nothing, in 10 minutes", "A"),
+    ("rounds", "How long steps of secure aggregation take", "A"),
+    ("sites", "Steps of secure aggregation that sites refused, in 10 minutes", "A"),
     ("sites", "GPU memory", "A"),
     ("sites", "Sites now", "F"),
     ("learning", "Updates that were not used, in 30 minutes", "C"),

@@ -192,20 +192,20 @@ class TwinClient:
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load the global model."""
-        FedAvgClient().install(local, received)
+        FedAvgClient().load_global(local, received)
 
     def fit(self, local: FitContext, received: Payload) -> Update:
         """The copy in evaluation mode while the model is trained, in training mode while it is trained itself."""
-        self.install(local, received)
+        self.load_global(local, received)
         body, head = local.model.body, local.model.head
         twin = deepcopy(body).eval()
         load(twin, {name: array / 2 for name, array in received[Part.BODY].items()})
         loss = train(local, lambda x, y: cross_entropy(head(z := body(x)), y) + (z - twin(x).detach()).square().mean())
         twin.train()
         train(local, lambda x, y: cross_entropy(head(twin(x)), y), twin.parameters())
-        local.memory[Part.BODY] = dump(twin)
+        local.client_state[Part.BODY] = dump(twin)
         return local.update({Part.BODY: dump(body), Part.HEAD: dump(head)}, loss=loss.loss)
 
 
@@ -270,20 +270,20 @@ def outcome(case: Case, site: Site, alone: bool, folder: Path | None = None) -> 
     run = prepare(site, Assignment("run", recipe.wire()))
     server = server_methods.build(case.method, {}, site.policy.rules.plugins)
     state = server.init(whole(run.model), round_context(3))
-    update, memory = _fitted(site, run, 1, server.broadcast(state, "ann"), {})
+    update, client_state = _fitted(site, run, 1, server.broadcast(state, "ann"), {})
     received = server.broadcast(server.aggregate(state, [update], round_context()), "ann")
     time.sleep(case.pause_s)
     if case.restart and folder is not None:
         kept = DiskCheckpoints(folder / "kept", _task(2))
         for check in (_interrupting(4), lambda: None):
             try:
-                update, memory = _fitted(site, run, 2, received, memory, check, kept)
+                update, client_state = _fitted(site, run, 2, received, client_state, check, kept)
             except InterruptedError:
                 assert list((folder / "kept").iterdir())
     else:
         check = _calling_off(case.called_off)
-        update, memory = _fitted(site, run, 2, received, memory, check)
-    payloads = {"sent": update.payload, "kept": memory, "model": whole(run.model)}
+        update, client_state = _fitted(site, run, 2, received, client_state, check)
+    payloads = {"sent": update.payload, "kept": client_state, "model": whole(run.model)}
     made = {f"{of}/{p}/{n}": a for of, payload in payloads.items() for p, ts in payload.items() for n, a in ts.items()}
     return made | {"loss": np.array(update.metrics["loss"])}
 
@@ -293,14 +293,14 @@ def _fitted(
     run: PreparedRun,
     round: int,
     received: Payload,
-    memory: Payload,
+    client_state: Payload,
     check: Callable[[], None] = lambda: None,
     kept: Checkpoints | None = None,
 ) -> tuple[Update, Payload]:
     task, now = _task(round), DaemonStatus()
     now.check = check  # type: ignore[method-assign]
-    local = run.fit_context("ann", task, SiteState(0, memory), now, kept or NoCheckpoints())
-    return site.fit(run, task, local, received), local.memory
+    local = run.fit_context("ann", task, SiteState(0, client_state), now, kept or NoCheckpoints())
+    return site.fit(run, task, local, received), local.client_state
 
 
 def _task(round: int) -> Task:

@@ -20,7 +20,7 @@ RULES: dict[str, object] = {
     "required_sites": ["site-3"],
     "grace": 0.0,  # a round is closed with the last update that it cannot do without
     "score_every": 0,
-    "max_relative_norm": 1e9,  # or the update that is set aside would be refused
+    "max_relative_norm": 1e9,  # or the update that is rejected would be refused
 }
 
 
@@ -38,7 +38,7 @@ def connect(address: str, sites: Sequence[str] = SITES) -> list[RawClient]:
 
 
 def disturbed_run(start: Callable[..., Any], recipe_of: Callable[..., Recipe]) -> tuple[Any, list[RawClient]]:
-    """A server whose round 1 used three updates: one was set aside, one site failed and one was late; one update was
+    """A server whose round 1 used three updates: one was rejected, one site failed and one was late; one update was
     refused before it was right. Round 2 is open.
     """
     server = start(recipe_of("fedavg", federation=RULES))
@@ -54,7 +54,7 @@ def disturbed_run(start: Callable[..., Any], recipe_of: Callable[..., Recipe]) -
             "Heartbeat", pb.HeartbeatRequest(caller=daemon.caller, run=RUN, task_id=task_ids[daemon.site], **beat)
         )
     poisoned = {**MODEL, Part.BODY: {"w": np.full((2, 3), np.nan, np.float32)}}
-    assert one.push(tasks[one.site], poisoned).verdict == pb.VERDICT_INVALID
+    assert one.push(tasks[one.site], poisoned).verdict == pb.VERDICT_REFUSED
     for daemon, by in ((one, 1.0), (two, 2.0), (four, 1e6), (three, 3.0)):
         assert daemon.push(tasks[daemon.site], update_of(by)).verdict == pb.VERDICT_ACCEPTED
     assert one.task().round == 2

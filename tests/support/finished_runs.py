@@ -48,7 +48,7 @@ def finished_run(recipe: str) -> FinishedRun:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with simulation(read, folder) as running:
         running.go()
-        scores = running.ledger.scores(read.name).get(read.rounds, {})  # under secure sums the server has none
+        scores = running.ledger.scores(read.name).get(read.rounds, {})  # under secure aggregation the server has none
     return FinishedRun(read, folder, data_of(read)[EVALUATOR].test, scores)
 
 

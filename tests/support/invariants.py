@@ -123,10 +123,10 @@ def check(
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """Temporary files, and transfers that were begun and not ended."""
+    """Temporary files, and transfers that were started and not ended."""
     found = [path for path in folder.rglob("*") if path.is_file()]
-    begun = [path for path in found if path.parent.name == "uploads" or path.name.endswith((".held", ".part"))]
-    return begun + [path for path in found if files.TEMPORARY in str(path.relative_to(folder))]
+    started = [path for path in found if path.parent.name == "uploads" or path.name.endswith((".held", ".part"))]
+    return started + [path for path in found if files.TEMPORARY in str(path.relative_to(folder))]
 
 
 def serves(address: str, within_s: float = SERVES_WITHIN_S) -> None:
@@ -183,12 +183,12 @@ def _check_rounds(rounds: Sequence[RoundRow]) -> None:
 def _accepted(records: LedgerReader, at: RoundRow) -> list[UpdateRow]:
     """N2: one a site; and what is reported was accepted."""
     rows = [row for row in records.updates(at.run, at.round, at.attempt) if row.verdict is Verdict.ACCEPTED]
-    # A site of a secure sum sends something for each step.
-    by_task = [(row.task.subject, row.task.kind, row.task.site) for row in rows]
+    # A site of a secure aggregation sends something for each step.
+    by_task = [(row.task.sum_of, row.task.kind, row.task.site) for row in rows]
     assert len(by_task) == len(set(by_task)), f"N2: two updates of a site count in round {at.round}: {by_task}"
     handed_in = [t for t in records.tasks(at.run, at.round, at.attempt) if t.kind != "score"]
     reported = {
-        (task.subject, task.kind, task.site) for task in handed_in if task.task_status in ("reported", "set-aside")
+        (task.sum_of, task.kind, task.site) for task in handed_in if task.task_status in ("reported", "rejected")
     }
     assert reported == set(by_task), f"N1: round {at.round} has reports of {reported} and updates of {by_task}"
     return rows
@@ -227,7 +227,7 @@ def _recompute(
             publisher = Publisher(method, blobs, rules.min_contributors, rules.fixed_point, recipe.fingerprint(), rule)
             state = publisher.restore(before).state if before is not None else None
             sites = [update.task.site for update in used if update.task.kind is not TaskKind.REFINE]
-            groups = () if grouping is None else grouping.begun(records.groups(row.closed_at), sites)
+            groups = () if grouping is None else grouping.started(records.groups(row.closed_at), sites)
             context = round_context(recipe, row.round, row.enrolled)
             again = publisher.publish(publisher.recomputed(state, used, context, groups)).address
             assert again == row.state, f"N4: round {row.round} gives {again}, the ledger says {row.state}"
@@ -245,7 +245,7 @@ def _check_receipts(records: LedgerReader, run: str, site: Path) -> int:
         task_id = json.loads(path.with_name("task.json").read_text(encoding="utf-8"))["task"]["task_id"]
         task = records.task(task_id)
         assert task is not None, f"N1: the ledger lost the task of {path}"
-        # Of a secure sum, the receipt is that of the masked numbers, which were asked for by a later task.
+        # Of a secure aggregation, the receipt is that of the masked numbers, which were asked for by a later task.
         rows = [row for row in records.updates(run, task.round, task.attempt) if row.task.site == task.site]
         known = {(row.digest, row.receipt().record_hash) for row in rows if row.verdict is Verdict.ACCEPTED}
         assert known, f"N1: the ledger lost the update of {path}"

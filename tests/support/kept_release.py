@@ -5,7 +5,7 @@
 A server and two sites train on the digits over gRPC and are stopped, in order, in the middle of round 3. Kept are the
 server's state folder (its ledger as SQL: a text that a reviewer can read) and both sites' with their audit logs. No
 identity is among them: a private key has no place in a repository, so the processes talk plain text, and the keys that
-sites drew for secure sums stay out.
+sites drew for secure aggregation stays out.
 """
 
 from __future__ import annotations

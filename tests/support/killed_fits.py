@@ -30,7 +30,7 @@ def life(state: Path, batch: int | None) -> Callable[[], None]:
 
     def live() -> None:
         harness = AgentHarness(store=DiskStore(state), recipe=RECIPE, checkpoints=partial(on_disk, state))
-        before, left = codec.encode(harness.store.last_counted("run", 9).memory), len(list_of(state))
+        before, left = codec.encode(harness.store.last_counted("run", 9).client_state), len(list_of(state))
         trained: list[int | None] = []
 
         def check() -> None:
@@ -50,7 +50,7 @@ def life(state: Path, batch: int | None) -> Callable[[], None]:
             "trained": len(trained),
             "sent": codec.digest(released.data),
             "loss": released.metrics["loss"],
-            "memory": codec.digest(codec.encode(held.memory)),
+            "memory": codec.digest(codec.encode(held.client_state)),
             "personal": codec.digest(codec.encode(held.personal)),
             "after": len(list_of(state)),
         }

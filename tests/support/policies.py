@@ -1,4 +1,4 @@
-"""Policies for tests of what is not about secure sums."""
+"""Policies for tests of what is not about secure aggregation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from protofed.deploy import shipped
 
 
 def standard_with_plain_updates(folder: Path) -> Path:
-    """`standard.toml`, but updates leave in runs without secure sums, too: as studies of two sites need it."""
+    """`standard.toml`, but updates leave in runs without secure aggregation, too: as studies of two sites need it."""
     text = shipped.named("policy", "standard").read_text(encoding="utf-8")
     changed = text.replace('\nsecure = "required"', '\nsecure = "allowed"', 1)
     assert changed != text

@@ -154,7 +154,7 @@ def refused(call: Callable[..., object], *arguments: Any, **fields: Any) -> tupl
     return error.code(), error.details()
 
 
-def memory(pid: int) -> int:
+def client_state(pid: int) -> int:
     """What a process has resident, in bytes."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     return int(status.partition("VmRSS:")[2].split()[0]) << 10

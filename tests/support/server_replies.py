@@ -61,10 +61,10 @@ def answer(
 
 def snapshot_of(*answers: ServerReply, now: float = NOW) -> RunSnapshot:
     """The last answer as a snapshot, of who saw the others, too."""
-    memory = WatchHistory()
+    client_state = WatchHistory()
     for one in answers:
-        memory = memory.after(one)
-    return snapshot(answers[-1], memory, now)
+        client_state = client_state.after(one)
+    return snapshot(answers[-1], client_state, now)
 
 
 def mixed_reply(sites: int = 6) -> ServerReply:

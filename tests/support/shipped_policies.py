@@ -21,7 +21,7 @@ WIDTH = 118
 
 
 def admitted(policy: Policy) -> list[str]:
-    """The methods of which a policy that names them admits a run with default options, with secure sums or without."""
+    """The methods that a policy which names them admits, with secure aggregation or without."""
     naming_all = replace(policy, rules=policy.rules.model_copy(update={"methods": frozenset(client_methods)}))
     return [name for name in client_methods if any(_admits(naming_all, name, secure) for secure in (False, True))]
 

@@ -1,4 +1,4 @@
-"""The server's half of one secure sum, with sites' uploads given by hand: all that it makes of them is the server's."""
+"""The server's half of one secure aggregation, with sites' uploads given by hand: its results are the server's."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 
 from protofed.common import codec
 from protofed.common.payload import Array, SiteId
-from protofed.common.protocol.messages import HOLDERS_STEPS, SUM_STEPS, TaskKind
+from protofed.common.protocol.messages import CONTRIBUTORS_STEPS, SUM_STEPS, TaskKind
 from protofed.common.secure_aggregation.groups import Groups
 from protofed.common.secure_aggregation.keys import Roster, SumContext, Vector
 from protofed.common.secure_aggregation.masking import counted
-from protofed.common.secure_aggregation.messages import HoldersMessage, message_of
+from protofed.common.secure_aggregation.messages import ContributorsMessage, message_of
 from protofed.server.rounds.secure_aggregation.steps import SumRecord
 
 
 def steps_of(context: SumContext) -> list[TaskKind]:
     """The steps of a sum behind the adverts."""
-    return [step for step in SUM_STEPS if Vector.HOLDERS in context.vectors or step not in HOLDERS_STEPS]
+    return [step for step in SUM_STEPS if Vector.CONTRIBUTORS in context.vectors or step not in CONTRIBUTORS_STEPS]
 
 
 @dataclass
@@ -50,9 +50,9 @@ class SumServer:
 
     def counts(self) -> Array:
         """How many hold each row."""
-        alive = self._record.survivors(Vector.HOLDERS)
-        told, _ = message_of(self.blob(TaskKind.MASK, alive[0]), HoldersMessage)
-        return counted(self._record.masks(Vector.HOLDERS), alive, told.vectors, told.signatures, told.seeds)
+        alive = self._record.survivors(Vector.CONTRIBUTORS)
+        told, _ = message_of(self.blob(TaskKind.MASK, alive[0]), ContributorsMessage)
+        return counted(self._record.masks(Vector.CONTRIBUTORS), alive, told.vectors, told.signatures, told.seeds)
 
     @property
     def _record(self) -> SumRecord:

@@ -1,4 +1,4 @@
-"""Sites of secure sums in memory, one object a site: they answer each task of a server as an agent does."""
+"""Sites of secure aggregation in memory, one object a site: they answer each task of a server as an agent does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from protofed.common.secure_aggregation import masking
 from protofed.common.secure_aggregation.keys import Roster, SumContext, Vector
 from protofed.common.secure_aggregation.masking import Masks, counted, masked, signed_vector
 from protofed.common.secure_aggregation.messages import (
-    HoldersMessage,
+    ContributorsMessage,
     RosterMessage,
     SharesMessage,
     SignatureMessage,
@@ -53,9 +53,9 @@ class SumSite:
     def _answered(self, task: Task) -> Payload:
         assert task.base_digest is not None
         if task.kind in (TaskKind.FIT, TaskKind.SCORE_SUM):
-            assert task.subject is not None
-            vectors = (Vector.VALUES,) if self.flags is None else (Vector.HOLDERS, Vector.VALUES)
-            at = task.run, task.round, task.attempt, task.subject
+            assert task.sum_of is not None
+            vectors = (Vector.VALUES,) if self.flags is None else (Vector.CONTRIBUTORS, Vector.VALUES)
+            at = task.run, task.round, task.attempt, task.sum_of
             self.party = Party(self.site, SumContext(*at, self.recipe, task.base_digest, vectors))
             return payload_of(self.party.advert())
         base = self.read(task.base_digest)
@@ -64,22 +64,22 @@ class SumSite:
                 told, _ = message_of(base, RosterMessage)
                 self.roster = Roster(self.party.context, told.adverts, told.groups)
                 return payload_of(SharesMessage(self.party.deal(self.roster)))
-            case TaskKind.HOLDERS:
-                masks = self._take(base, Vector.HOLDERS)
+            case TaskKind.CONTRIBUTORS:
+                masks = self._take(base, Vector.CONTRIBUTORS)
                 assert self.flags is not None
                 vector = masked(masks, self.party.secrets, self.flags)
                 return payload_of(SignatureMessage(signed_vector(masks, vector, self.party.identity)), vector)
             case TaskKind.MASK if self.flags is None:
                 return self._masked(self._take(base, Vector.VALUES), None)
             case TaskKind.MASK:
-                flagged, _ = message_of(base, HoldersMessage)
+                flagged, _ = message_of(base, ContributorsMessage)
                 alive = tuple(flagged.vectors)
-                counts = counted(self.holders, alive, flagged.vectors, flagged.signatures, flagged.seeds)
+                counts = counted(self.contributors, alive, flagged.vectors, flagged.signatures, flagged.seeds)
                 return self._masked(Masks(self.roster, Vector.VALUES, alive), counts >= self.fewest)
-            case TaskKind.AGREE_HOLDERS | TaskKind.AGREE:
+            case TaskKind.AGREE_CONTRIBUTORS | TaskKind.AGREE:
                 alive = message_of(base, SurvivorsMessage)[0].sites
                 return payload_of(SignatureMessage(masking.signed(self._masks(task), alive, self.party.identity)))
-            case TaskKind.REVEAL_HOLDERS | TaskKind.REVEAL:
+            case TaskKind.REVEAL_CONTRIBUTORS | TaskKind.REVEAL:
                 agreed, _ = message_of(base, SurvivorsMessage)
                 masks = self._masks(task)
                 masking.check_signatures(masks, agreed.sites, agreed.signatures)
@@ -91,8 +91,8 @@ class SumSite:
         deliveries = message_of(base, SharesMessage)[0].sealed
         self.party.take(self.roster, deliveries)
         masks = Masks(self.roster, vector, tuple(sorted({*deliveries, self.site})))
-        if vector is Vector.HOLDERS:
-            self.holders = masks
+        if vector is Vector.CONTRIBUTORS:
+            self.contributors = masks
         else:
             self.values = masks
         return masks
@@ -103,7 +103,7 @@ class SumSite:
         return payload_of(SignatureMessage(b""), vector)
 
     def _masks(self, task: Task) -> Masks:
-        return self.values if task.kind in (TaskKind.AGREE, TaskKind.REVEAL) else self.holders
+        return self.values if task.kind in (TaskKind.AGREE, TaskKind.REVEAL) else self.contributors
 
 
 def total_of(words: Mapping[SiteId, Array]) -> Array:

@@ -143,9 +143,9 @@ __all__ = [
     "weights",
 ]
 
-# The model that a site itself predicts with: as its last fit left `local.model`, or as `install` makes it of the newest
-# broadcast and the site's memory.
-Personal: TypeAlias = Literal["trained", "installed"]
+# The model that a site itself predicts with: as its last fit left it, or as `load_global` makes it of the last
+# broadcast and the site's state.
+Personal: TypeAlias = Literal["trained", "loaded"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +154,7 @@ class Declaration:
 
     Attributes:
         personal: the model that a site itself predicts with.
-        global_model: whether there is a model of all sites, as the server half says: `install` without a memory
+        global_model: whether there is a model of all sites, as the server half says: `load_global` without a memory
             makes it.
         mixes_classes: it mixes class models by the site's label shares: of others a site takes no class models.
             Scores of such a mixture tell the shares, of three sites in a sum as well: no sum has them.
@@ -178,10 +178,10 @@ class ClientMethod(Protocol):
     def sends(self) -> frozenset[Part]:
         """The parts that its updates may have; a site whose policy does not allow all of them refuses the run."""
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load the received model into `local.model`, whatever that was before; called before a fit and to score.
 
-        Evaluators have no memory: for them it is the global model, if the method has one.
+        Evaluators have no state: for them it is the global model, if the method has one.
 
         Args:
             received: tensors of any shapes by part, which may be read-only; a server sent them, so nothing about them
@@ -241,7 +241,7 @@ class RefiningMethod(ClientMethod, Protocol):
         """Make of a round's aggregate what the round publishes; called at an evaluator, once in each round.
 
         Args:
-            local: its `data.train` are the evaluator's auxiliary images, and it has no memory.
+            local: its `data.train` are the evaluator's auxiliary images, and it has no state.
             received: what the server half's `to_refine` gives.
 
         Returns:

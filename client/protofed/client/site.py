@@ -186,7 +186,7 @@ class PreparedRun:
             classes=recipe.classes,
             plan=recipe.plan,
             rng=seeded(self.seed, task.round, site, self.data.device),
-            memory={part: dict(tensors) for part, tensors in state.memory.items()},
+            client_state={part: dict(tensors) for part, tensors in state.client_state.items()},
             fit_progress=status.fit_progress,
             throughput=status.throughput,
             check=status.check,
@@ -201,7 +201,7 @@ class PreparedRun:
             return None
         # Not the task: its id is another in a simulation. `DpBudget` refuses two tasks with the same noise.
         depends = (self.dp.recipe, site, task.run, task.round, task.attempt, task.base_digest or "")
-        own = (self.data.train.fingerprint().hex(), digest(encode(state.memory)))
+        own = (self.data.train.fingerprint().hex(), digest(encode(state.client_state)))
         return DpNoise(fit_seed(self.dp.secret, *depends, *own))
 
     def _dp(self, site: SiteId, task: Task, state: SiteState) -> DpContext | None:
@@ -259,13 +259,13 @@ class PreparedRun:
             )
 
 
-def is_summed(site: Site, recipe: Recipe) -> bool:
-    """Whether updates of a run leave in secure sums only; those of a simulation stay in its process."""
+def is_aggregated(site: Site, recipe: Recipe) -> bool:
+    """Whether updates of a run leave in secure aggregation only; those of a simulation stay in its process."""
     return recipe.federation.secure and not site.simulated
 
 
-def is_offered_summed(site: Site, offered: Assignment) -> bool:
-    """As `is_summed`, of a run that is not prepared yet; False of a recipe that cannot be read, which is declined."""
+def is_offered_aggregated(site: Site, offered: Assignment) -> bool:
+    """As `is_aggregated`, of a run that is not prepared yet; False of an unreadable recipe, which is declined."""
     return not site.simulated and Role.TRAINER in site.roles and _is_secure(offered.recipe)
 
 
@@ -282,7 +282,7 @@ def trains_to_its_end(site: Site, run: PreparedRun) -> bool:
 
     With noise whether a fit diverges follows from noisy sums, and whether its loss is a number must not count.
     """
-    tells_nothing = is_summed(site, run.recipe) or not (site.simulated or run.method.sends)
+    tells_nothing = is_aggregated(site, run.recipe) or not (site.simulated or run.method.sends)
     return tells_nothing and run.recipe.plan.dp is None
 
 
@@ -340,7 +340,7 @@ def _refused_by_images(recipe: Recipe, site: Site, data: SiteData, facts: RunFac
     sums alone the run is not declined: the site trains, and random numbers take the place of what it trained.
 
     Raises:
-        PolicyRefusedError: in a run without secure sums, whose updates tell the server more than this.
+        PolicyRefusedError: in a run without secure aggregation, whose updates tell the server more than this.
     """
     if not (facts.sends and len(data.train)):  # nothing of the images leaves
         return None
@@ -350,7 +350,7 @@ def _refused_by_images(recipe: Recipe, site: Site, data: SiteData, facts: RunFac
         of_images = replace(facts, examples=len(data.train), contrast=contrast)
         run_limits.admit(recipe, site.policy.rules.limits, of_images)
     except PolicyRefusedError as refusal:
-        if not is_summed(site, recipe):
+        if not is_aggregated(site, recipe):
             raise
         return refusal
     return None

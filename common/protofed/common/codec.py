@@ -30,7 +30,9 @@ MAX_TENSORS = 20_000
 MAX_HEADER_BYTES = 4 << 20
 MAX_ELEMENTS = 1 << 33  # of one tensor
 DTYPES = {"F32": "float32", "F64": "float64", "I64": "int64", "U64": "uint64", "U8": "uint8"}
-OF_SUMS = frozenset({"uint64", "uint8"})  # words of the ring, and messages: of part secure-sum, which has no others
+OF_SUMS = frozenset(
+    {"uint64", "uint8"}
+)  # words of the ring, and messages: of part secure-aggregation, which has no others
 _NATIVE = frozenset(map(np.dtype, DTYPES.values()))  # a dtype of the other byte order equals none of them
 _NAMES = {name: short for short, name in DTYPES.items()}
 # Of tensors within a blob, as safetensors writes them.
@@ -263,9 +265,9 @@ def _spec(path: str, entry: Any) -> TensorSpec:
 
 
 def _check_dtype(spec: TensorSpec) -> None:
-    if (spec.dtype in OF_SUMS) != (spec.part is Part.SECURE_SUM):
+    if (spec.dtype in OF_SUMS) != (spec.part is Part.SECURE_AGGREGATION):
         of_sums = ", ".join(sorted(OF_SUMS))
-        raise CodecError(f"{spec.path} has dtype {spec.dtype}: {of_sums} are those of part {Part.SECURE_SUM}")
+        raise CodecError(f"{spec.path} has dtype {spec.dtype}: {of_sums} are those of part {Part.SECURE_AGGREGATION}")
 
 
 def _check_shape(path: str, shape: Any) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ ProtofedError                  70
 ├── CodecError                 76   bytes that are not a payload of ours
 ├── ProtocolError              76   a peer of another version, or one that breaks the protocol
 │   ├── VersionMismatchError        client and server speak different versions
-│   ├── IncompleteUploadError       an upload lacks chunks, or was not begun
+│   ├── IncompleteUploadError       an upload lacks chunks, or was not started
 │   ├── NotEnrolledError            the server does not know this daemon (any more)
 │   ├── FencedError                 a newer daemon of the same site has taken over
 │   ├── ExcludedError               the operator has excluded the site
@@ -20,7 +20,7 @@ ProtofedError                  70
 ├── StateError                 74   a state folder that is locked or damaged
 │   ├── OutOfSpaceError             a full disk: the same write succeeds when there is room
 │   └── DiskFailureError            a disk that cannot be written: earlier writes may be lost, too
-├── SecureSumError             76   a message of a secure sum that the site, or the server, must not act on
+├── SecureAggregationError      76   a message of a secure aggregation that the site, or the server, must not act on
 ├── TaskFailedError                 a task that this site cannot do; reported to the server by its reason
 └── WithdrawnError                  a run that the site has left, by its own decision: nothing of it is sent
 """
@@ -59,8 +59,8 @@ class PolicyViolationError(ProtofedError):
     exit_code = 77
 
 
-class SecureSumError(ProtofedError):
-    """A message of a secure sum that must not be acted on: nothing was revealed for it.
+class SecureAggregationError(ProtofedError):
+    """A message of a secure aggregation that must not be acted on: nothing was revealed for it.
 
     Attributes:
         code: what is wrong, for audit and counting, such as other-survivors.
@@ -90,7 +90,7 @@ class VersionMismatchError(ProtocolError):
 
 
 class IncompleteUploadError(ProtocolError):
-    """An upload lacks chunks, or was not begun: the site begins it again and sends the missing ones."""
+    """An upload lacks chunks, or was not started: the site begins it again and sends the missing ones."""
 
 
 class NotEnrolledError(ProtocolError):

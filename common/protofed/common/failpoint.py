@@ -19,14 +19,14 @@ VARIABLE = "PROTOFED_FAILPOINT"
 PATIENT_TEXT = "patient Jane Doe, born 1970-01-01"  # of `raise`; tests look for it in what peers get
 SERVER = (
     *("chunk-written", "upload-sealed", "commit-recorded", "enroll-answered", "loop"),
-    *("broadcast-stored", "round-opened", "aggregation-begun", "aggregation-done", "state-stored", "round-published"),
+    *("broadcast-stored", "round-opened", "aggregation-started", "aggregation-done", "state-stored", "round-published"),
 )
 REFINEMENTS = ("aggregate-kept", "refined")  # of a round that is refined, at the server and at its evaluator
 CLIENT = ("fetched", "batch-done", "epoch-done", "fit-done", "staged", "pushed", "settled")
 BUDGET = ("budget-asked", "budget-spent")  # of a site whose fit has noise: before and after the ledger's line
-JOURNAL = ("segment-full", "segment-begun")  # of the daemon whose audit log begins a new segment
-SUMS = (  # of a site in a secure sum: what it promises is stored, and not sent yet
-    *("sum-begun", "sum-share", "sum-holders", "sum-agree-holders", "sum-reveal-holders"),
+JOURNAL = ("segment-full", "segment-started")  # of the daemon whose audit log begins a new segment
+SUMS = (  # of a site in a secure aggregation: what it promises is stored, and not sent yet
+    *("sum-started", "sum-share", "sum-contributors", "sum-agree-contributors", "sum-reveal-contributors"),
     *("sum-mask", "sum-agree", "sum-reveal"),
 )
 SERVER_SUMS = ("sum-step-closed", "sum-step-asked", "sum-opened")

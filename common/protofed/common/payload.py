@@ -30,7 +30,7 @@ class Part(StrEnum):
     CLASS_SHARES = "class-shares"
     CLASS_MODELS = "class-models"
     LABEL_DISTRIBUTION = "label-distribution"
-    SECURE_SUM = "secure-sum"
+    SECURE_AGGREGATION = "secure-aggregation"
     CONTROL = "control"
     CLASS_GRADIENTS = "class-gradients"
     CHOICE = "choice"
@@ -71,7 +71,7 @@ _DISCLOSES = {
     Part.CLASS_SHARES: "An estimate of the site's class distribution, read from the norms of its head.",
     Part.CLASS_MODELS: "Global models by class, or what they are made of; only the server sends them.",
     Part.LABEL_DISTRIBUTION: "The site's true class distribution: only in simulations, no policy can allow it.",
-    Part.SECURE_SUM: "Keys, shares, a masked vector: with the other sites' the sum of all; of one site nothing.",
+    Part.SECURE_AGGREGATION: "Keys, shares, a masked vector: with the other sites' the sum; of one site nothing.",
     Part.CONTROL: "Control variates, the mean gradient of the site's training: what body and head tell, once more; "
     "with these how many steps it trained, and so about how many examples it has.",
     Part.CLASS_GRADIENTS: "For each class the classifier's mean gradient, from which its mean features can be "
@@ -119,7 +119,7 @@ class TensorSpec:
 
     part: Part
     name: str
-    dtype: str  # NumPy's name: float32, float64, int64; of a secure sum uint64, uint8
+    dtype: str  # NumPy's name: float32, float64, int64; of a secure aggregation uint64, uint8
     shape: tuple[int, ...]
 
     @cached_property
@@ -254,23 +254,23 @@ class Mean:
         return buffer
 
 
-class HolderMeans:
+class ContributorMeans:
     """The mean of each class's rows over the sites that have the class, each site with the same weight."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Array] = {}
-        self._holders: dict[str, int] = {}
+        self._contributors: dict[str, int] = {}
 
     def add(self, rows: Tensors) -> None:
         """Add one site's rows, {class: [D]}. The caller fixes the order of sites: floating-point sums depend on it."""
         for name, row in rows.items():
             self._sums[name] = self._sums[name] + row if name in self._sums else row
-            self._holders[name] = self._holders.get(name, 0) + 1
+            self._contributors[name] = self._contributors.get(name, 0) + 1
 
     def result(self) -> dict[str, Array]:
         """{class: [D]}, without classes that no site has."""
         return {
-            name: np.asarray(total / total.dtype.type(self._holders[name]))
+            name: np.asarray(total / total.dtype.type(self._contributors[name]))
             for name, total in sorted(self._sums.items())
         }
 

@@ -18,7 +18,7 @@ from protofed.common.protocol.messages import score_family
 from protofed.common.protocol.scores import Spread, lower_is_better, recorded_spreads
 
 NOISE_KEEPS = "no PM(V), and no other score or loss of sites' own: they have no noise, and stay there (plan.dp)"
-NOT_IN_A_SUM = "–"  # a secure sum tells neither a deviation nor the worst
+NOT_IN_A_SUM = "–"  # a secure aggregation tells neither a deviation nor the worst
 MAX_SITES = 3  # sites' own models that are named: a run may have hundreds
 
 
@@ -69,10 +69,10 @@ def kept_best(run: str, best: BestSnapshot | None) -> int:
 
 def from_sum(sites: int) -> str:
     """Where scores come from of which no site's own is known; without a full stop."""
-    return f"mean over {count(sites, 'site')}, from a secure sum; no site's own score left it"
+    return f"mean over {count(sites, 'site')}, from a secure aggregation; no site's own score left it"
 
 
-def summed_sentence(sites: int) -> str:
+def aggregated_sentence(sites: int) -> str:
     """What scores are that a table shows with `NOT_IN_A_SUM`."""
     return f"scores without std and worst: {from_sum(sites)}"
 
@@ -155,7 +155,7 @@ class RunView:
 
     @property
     def groups(self) -> Sequence[Sequence[str]]:
-        """The groups of sites that secure sums were over."""
+        """The groups of sites that secure aggregations were over."""
         groups: Sequence[Sequence[str]] = self.raw["groups"]
         return groups
 
@@ -214,7 +214,7 @@ class RunView:
 
     @property
     def secure(self) -> bool:
-        """Whether the recipe asks for secure sums; one of before 0.2.1 has no such key."""
+        """Whether the recipe asks for secure aggregation; one of before 0.2.1 has no such key."""
         return bool(self.recipe.get("federation", {}).get("secure", False))
 
     @property
@@ -305,18 +305,18 @@ class RunView:
     def worst(self, name: str) -> tuple[str, float] | None:
         """The site with the worst value of a score in the newest scored round, which must have it, and the value.
 
-        None: it is known from a secure sum alone.
+        None: it is known from a secure aggregation alone.
         """
         pick = max if lower_is_better(name) else min
         values = self.site_scores(name)
         return pick(values.items(), key=lambda pair: pair[1]) if values else None
 
-    def is_summed(self, name: str) -> bool:
-        """Whether a score of the newest scored round is known from a secure sum alone."""
+    def is_aggregated(self, name: str) -> bool:
+        """Whether a score of the newest scored round is known from a secure aggregation alone."""
         return (of := self.latest_spreads.get(name)) is not None and of.worst is None
 
     def series(self, name: str) -> dict[int, list[float]]:
-        """A score's values over sites, by round; from a secure sum their mean alone."""
+        """A score's values over sites, by round; from a secure aggregation their mean alone."""
         values = {n: [scores[name] for scores in sites.values() if name in scores] for n, sites in self.scores.items()}
         means = {n: of[name].mean for n, of in self.spreads.items() if name in of}
         return {number: values[number] or [mean] for number, mean in means.items()}
@@ -339,7 +339,7 @@ class RunView:
             for kind in ("fit", "score")
         )
         telling = {site for site, names in self.reported.items() if any(map(is_own, names))}
-        # Under secure sums trainers are asked for a sum of theirs: those that score besides are evaluators.
+        # Under secure aggregation trainers are asked for a sum of theirs: those that score besides are evaluators.
         asked_for_sums = any(task["kind"] == "score-sum" for _, task in self.tasks())
         return [] if asked_for_sums else sorted(trained & scored - telling)
 
@@ -347,7 +347,7 @@ class RunView:
     def kept_by_noise(self) -> bool:
         """Whether rounds were published and no site's own score is there because the run has noise.
 
-        It holds under secure sums, too, where sites are asked for a sum of theirs.
+        It holds under secure aggregation, too, where sites are asked for a sum of theirs.
         """
         noisy = bool(self.recipe.get("plan", {}).get("dp"))
         return noisy and self.done > 0 and not any(is_own(name) for of in self.spreads.values() for name in of)
@@ -430,7 +430,7 @@ def is_masked(attempt: Mapping[str, Any]) -> bool:
 
 def is_of_update(task: Mapping[str, Any]) -> bool:
     """Whether a task's sum is of updates, and not of scores; a record of before there were sums has no such key."""
-    return task.get("subject", "") in ("", "update")
+    return task.get("sum_of", "") in ("", "update")
 
 
 def used_sites(attempt: Mapping[str, Any]) -> list[str]:

@@ -31,7 +31,7 @@ STYLES = {
     "different": "bold red",
     "damaged": "bold red",
     "late": "red",
-    "set-aside": "red",
+    "rejected": "red",
     "refused": "red",
     "away": "yellow",
 }

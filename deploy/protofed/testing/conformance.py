@@ -103,7 +103,7 @@ class MethodConformance:
             assert dataclasses.is_dataclass(half)
             assert half.__dataclass_params__.frozen
 
-    def test_halves_that_can_be_summed_say_the_same_of_it(self, method: str) -> None:
+    def test_halves_that_can_be_aggregated_say_the_same_of_it(self, method: str) -> None:
         halves = client_methods.build(method, {}), server_methods.build(method, {})
         client, server = (_form(half, method) for half in halves)
         assert client == server

@@ -16,7 +16,7 @@ from typing import ClassVar, Protocol, cast, runtime_checkable
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import (
     Array,
-    HolderMeans,
+    ContributorMeans,
     Mean,
     Part,
     Payload,
@@ -40,8 +40,8 @@ __all__ = [
     "ClassRows",
     "ClasswiseMethod",
     "ConfigError",
+    "ContributorMeans",
     "ExpectedUpdate",
-    "HolderMeans",
     "JoiningMethod",
     "Mean",
     "Method",

@@ -14,7 +14,7 @@ from protofed.common.monitoring import Metric
 from protofed.common.payload import Part
 from protofed.common.protocol.call_metadata import DeniedBecause
 from protofed.common.protocol.messages import SUM_STEPS, TaskKind, Verdict
-from protofed.server.verdicts import RejectionCode, SetAsideCode
+from protofed.server.verdicts import RefusalCode, RejectionCode
 
 BUILD = Metric(
     "protofed_build_info",
@@ -37,7 +37,7 @@ WAITING = Metric(
     "gauge",
     ("run", "reason"),
     "1 for what the active run waits for, 0 for the rest: trainers (too few), required-sites, paused, queued, back-off "
-    "(until the next attempt), disk (the server's is full), updates, sum (sites' part in a secure sum), evaluator (to "
+    "(until the next attempt), disk (the server's is full), updates, sum (a step of secure aggregation), evaluator (to "
     "refine the model: none is there), refinement (by the evaluator that was asked), scores.",
 )
 SECONDS = Metric("protofed_round_seconds", "histogram", ("phase",), "Seconds that a round's phase took.")
@@ -45,7 +45,7 @@ ROUND_SITES = Metric(
     "protofed_round_sites",
     "gauge",
     ("state",),
-    "Sites invited to the newest round, each in one state: invited (has not begun), started, reported, set-aside "
+    "Sites invited to the newest round, each in one state: invited (has not started), started, reported, rejected "
     "(reported, its update was left out), failed, late, not-needed.",
 )
 OPENED = Metric(
@@ -67,7 +67,7 @@ UPDATES = Metric(
     "protofed_updates_total",
     "counter",
     ("verdict", "reason"),
-    "Verdicts on updates: accepted, duplicate, stale, not-needed, invalid (with the reason's code); set-aside: "
+    "Verdicts on updates: accepted, duplicate, stale, not-needed, invalid (with the reason's code); rejected: "
     "left out after it was accepted (with that reason's code).",
 )
 SCORES_REFUSED = Metric(
@@ -88,25 +88,28 @@ SUM_STEP = Metric(
     "protofed_sum_step",
     "gauge",
     ("run", "step"),
-    "1 for the step of the open secure sum, 0 for the others: share, holders, agree-holders, reveal-holders, mask, "
-    "agree, reveal; only of a run with secure sums.",
+    "1 for the step of the open secure aggregation, 0 for the others: share, contributors, agree-contributors, "
+    "reveal-contributors, mask, "
+    "agree, reveal; only of a run with secure aggregation.",
 )
 SUM_SITES = Metric(
     "protofed_sum_sites", "gauge", ("run",), "Sites whose numbers are in the newest sum that the server opened."
 )
-SUM_SECONDS = Metric("protofed_sum_step_seconds", "histogram", ("step",), "Seconds that a step of a secure sum took.")
+SUM_SECONDS = Metric(
+    "protofed_sum_step_seconds", "histogram", ("step",), "Seconds that a step of a secure aggregation took."
+)
 SUM_DROPOUTS = Metric(
     "protofed_sum_dropouts_total",
     "counter",
     ("step",),
-    "Sites that were asked for a step of a secure sum and take no part in what follows of it.",
+    "Sites that were asked for a step of a secure aggregation and take no part in what follows of it.",
 )
 SUMS_ABANDONED = Metric(
     "protofed_sums_abandoned_total",
     "counter",
     ("step", "reason"),
-    "Secure sums that came to nothing, by the step: too-few (sites reported it in time), left (a site did after the "
-    "holders of classes were counted), unusable (what sites sent gives no sum).",
+    "Secure aggregations that came to nothing, by step: too-few (sites reported in time), left (a site did after the "
+    "contributors of classes were counted), unusable (what sites sent gives no sum).",
 )
 NORM = Metric("protofed_update_norm", "histogram", (), "Norms of accepted updates: how far each moved the model.")
 BYTES = Metric(
@@ -143,7 +146,7 @@ SCORE = Metric(
     "protofed_score",
     "gauge",
     ("scope", "metric", "stat"),
-    "Newest scores: mean, std and worst over sites; of a secure sum no worst.",
+    "Newest scores: mean, std and worst over sites; of a secure aggregation no worst.",
 )
 MODEL_WARNINGS = Metric(
     "protofed_model_warnings",
@@ -230,7 +233,7 @@ OUTCOMES = ("committed", "degraded", "abandoned")
 
 
 class SumFailure(StrEnum):
-    """Why a secure sum came to nothing."""
+    """Why a secure aggregation came to nothing."""
 
     TOO_FEW = "too-few"
     LEFT = "left"
@@ -277,14 +280,14 @@ class ServerMetrics:
         for outcome in OUTCOMES:  # exported as 0: `increase()` misses the first event of a series that begins at 1
             self._rounds.labels(outcome)
         for verdict in Verdict:
-            if verdict is not Verdict.INVALID:
+            if verdict is not Verdict.REFUSED:
                 self._updates.labels(verdict.value, "")
         for because in DeniedBecause:
             self._denied.labels(because.value)
-        for code in RejectionCode:
-            self._updates.labels(Verdict.INVALID.value, code.value)
-        for why in SetAsideCode:
-            self._updates.labels("set-aside", why.value)
+        for code in RefusalCode:
+            self._updates.labels(Verdict.REFUSED.value, code.value)
+        for why in RejectionCode:
+            self._updates.labels("rejected", why.value)
 
     def phase_changed(self, run: str, before: str, after: str, now: float) -> None:
         """Observe how long a phase took, if this process saw it begin; `now` in monotonic seconds."""
@@ -295,12 +298,12 @@ class ServerMetrics:
             self._seconds.labels(before).observe(now - began)
 
     def sum_step_ended(self, step: TaskKind, seconds: float, dropouts: int) -> None:
-        """A step of a secure sum is over, and `dropouts` of the sites that were asked are out of this sum."""
+        """A step of a secure aggregation is over, and `dropouts` of the sites that were asked are out of this sum."""
         self._sum_seconds.labels(step.value).observe(seconds)
         self._sum_dropouts.labels(step.value).inc(dropouts)
 
     def sum_abandoned(self, step: TaskKind, failure: SumFailure) -> None:
-        """A secure sum came to nothing at a step."""
+        """A secure aggregation came to nothing at a step."""
         self._sums_abandoned.labels(step.value, failure.value).inc()
 
     def round_ended(self, outcome: str) -> None:
@@ -308,7 +311,7 @@ class ServerMetrics:
         self._rounds.labels(outcome).inc()
 
     def update_judged(self, verdict: Verdict, code: str = "") -> None:
-        """A verdict on an update was recorded; `code` (of `RejectionCode`) with INVALID only."""
+        """A verdict on an update was recorded; `code` (of `RefusalCode`) with INVALID only."""
         self._updates.labels(verdict.value, code).inc()
 
     def scores_refused(self) -> None:
@@ -323,9 +326,9 @@ class ServerMetrics:
         """Observe the Euclidean norm of an accepted update less its base."""
         self._norms.observe(norm)
 
-    def update_set_aside(self, code: SetAsideCode) -> None:
+    def update_rejected(self, code: RejectionCode) -> None:
         """An accepted update was left out of its round's aggregation."""
-        self._updates.labels("set-aside", code.value).inc()
+        self._updates.labels("rejected", code.value).inc()
 
     def bytes_transferred(self, direction: str, shares: Mapping[Part, float], nbytes: int) -> None:
         """A chunk of `nbytes` came `in` or went `out`.

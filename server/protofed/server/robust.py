@@ -1,7 +1,7 @@
 """What the robust rules compute: pure functions between a round's updates and a method's `aggregate`.
 
 Some are passes over whole models, block by block: of K updates that are mapped into memory a block of each is there.
-Others take numbers that fit into memory: norms [K], inner products [K, K], rows [H, D], of K sites, H holders of a
+Others take numbers that fit into memory: norms [K], inner products [K, K], rows [H, D], of K sites, H contributors of a
 class.
 
 Sums are taken in the order of the updates, which their caller fixes, and in float64 but where a function says so. No
@@ -159,7 +159,7 @@ def _spans(size: int, count: int) -> Iterator[tuple[int, int]]:
 
 
 PAIR = 2
-MIN_HOLDERS = 3  # of two rows none is in the middle
+MIN_CONTRIBUTORS = 3  # of two rows none is in the middle
 STEPS = 1000  # of Weiszfeld's iteration, at most: it converges linearly
 STILL = 1e-9  # change of the weights, summed, at which it has converged
 # Pillutla et al.'s nu, as a share of the median distance: a point that is the centre has a finite weight.
@@ -247,9 +247,9 @@ def spherical_median(rows: Array) -> Array:
 
 
 def robust_rows(by_class: Mapping[str, Sequence[Array]]) -> dict[str, Array]:
-    """A row for each class that has holders enough, of the shape and dtype of theirs; {class: [...] of each holder}."""
+    """A row for each class with contributors enough, of their shape and dtype; {class: [...] of each contributor}."""
     return {
         name: spherical_median(np.stack([row.reshape(-1) for row in rows])).astype(rows[0].dtype).reshape(rows[0].shape)
         for name, rows in by_class.items()
-        if len(rows) >= MIN_HOLDERS
+        if len(rows) >= MIN_CONTRIBUTORS
     }

@@ -8,7 +8,7 @@ from enum import StrEnum
 from protofed.common.protocol.messages import Verdict
 
 # Updates whose blobs stay: those that count, and those that were refused for what they are.
-BLOB_KEPT = (Verdict.ACCEPTED, Verdict.INVALID)
+BLOB_KEPT = (Verdict.ACCEPTED, Verdict.REFUSED)
 
 
 class RoundOutcome(StrEnum):
@@ -23,7 +23,7 @@ class RoundOutcome(StrEnum):
 EXCLUDED, REVOKED, RUN_ENDED, ROLLED_BACK = "excluded: ", "certificate revoked: ", "the run ended", "rolled back to "
 
 
-class RejectionCode(StrEnum):
+class RefusalCode(StrEnum):
     """Why an update is INVALID, for counting; `UpdateProblem.text` says it in words."""
 
     SIZE = "size"  # the announced total is over the limit, or cannot be that of the announced tensors
@@ -36,25 +36,27 @@ class RejectionCode(StrEnum):
     NORM = "norm"  # the update is further from its base than the run allows
     SCALARS = "scalars"  # the metrics have a name or value that no training gives, or are too many
     COUNT = "count"  # the example count is withheld where it is needed, or cannot be
-    SECURE_SUM = "secure-sum"  # a message of a secure sum is not signed by its site, or is for other sites
+    SECURE_AGGREGATION = (
+        "secure-aggregation"  # a message of a secure aggregation is not signed by its site, or is for other sites
+    )
     EQUIVOCATION = "equivocation"  # another update was already accepted for the same task
 
 
-class SetAsideCode(StrEnum):
-    """Why an accepted update was left out of its round's aggregation; `SetAsideReason.text` says it in words."""
+class RejectionCode(StrEnum):
+    """Why an accepted update was left out of its round's aggregation; `Rejection.text` says it in words."""
 
     OUTLIER = "outlier"  # its norm is far above its cohort's
     ROBUST = "robust"  # the run's robust rule left it out
     FIRST_MODEL = "first-model"  # it is not the first model that enough sites made
-    GROUP = "group"  # its group of secure sums is not whole
+    GROUP = "group"  # its group of secure aggregation is not whole
     UNREADABLE = "unreadable"  # its blob is gone or damaged
 
 
 @dataclass(frozen=True)
-class SetAsideReason:
+class Rejection:
     """Why an accepted update is left out; the text goes into the ledger, and the code beside it."""
 
-    code: SetAsideCode
+    code: RejectionCode
     text: str
 
     def __str__(self) -> str:
@@ -65,7 +67,7 @@ class SetAsideReason:
 class UpdateProblem:
     """What is wrong with an update; the text goes to its site and into the ledger."""
 
-    code: RejectionCode
+    code: RefusalCode
     text: str
 
     def __str__(self) -> str:

@@ -109,11 +109,11 @@ def _project(folder: Path, sites: int) -> Path:
 
 
 def _wait(notes: Path, rounds: int) -> dict[int, float]:
-    """`_begins` once the last round has begun; by our own clock, as its admin's connection may be lost meanwhile."""
+    """`_begins` once the last round has started; by our own clock, as its admin's connection may be lost meanwhile."""
     deadline, begins = time.monotonic() + LONGEST_S, dict[int, float]()
     while len(begins) < rounds:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{len(begins)} of {rounds} rounds have begun in {LONGEST_S:.0f} s")
+            raise TimeoutError(f"{len(begins)} of {rounds} rounds have started in {LONGEST_S:.0f} s")
         time.sleep(1.0)
         begins = _begins(notes) if notes.exists() else {}
     return begins

@@ -117,7 +117,7 @@ def test_memory_of_the_last_round_that_counted_is_the_next_ones_start() -> None:
     harness = AgentHarness(recipe={**RUN, "method": {"name": "solo"}})
     daemon = harness.agent()
     seen: list[float] = []
-    for number, verdict in ((1, Verdict.ACCEPTED), (2, Verdict.STALE), (3, Verdict.ACCEPTED)):
+    for number, verdict in ((1, Verdict.ACCEPTED), (2, Verdict.LATE), (3, Verdict.ACCEPTED)):
         harness.link.verdict = verdict
         harness.fit(number)
         daemon.step(0.0)
@@ -165,7 +165,7 @@ def test_what_is_handed_in_late_is_forgotten_if_the_round_is_closed(tmp_path: Pa
     with pytest.raises(UnavailableError):
         harness.agent().step(0.0)
     harness.restart(tmp_path)
-    harness.link.verdict = Verdict.STALE
+    harness.link.verdict = Verdict.LATE
     harness.agent().step(0.0)
     assert (harness.store.last_counted("run", 9), harness.store.unsettled("run")) == (SiteState(), [])
 
@@ -621,7 +621,7 @@ def test_personal_scores_come_only_from_a_fit_that_counted() -> None:
     harness = AgentHarness()
     daemon = harness.agent()
     harness.score(1)
-    for verdict in (Verdict.STALE, Verdict.ACCEPTED):
+    for verdict in (Verdict.LATE, Verdict.ACCEPTED):
         harness.link.verdict = verdict
         harness.fit(2, task_id=verdict)
         harness.score(2)

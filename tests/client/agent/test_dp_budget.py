@@ -88,7 +88,7 @@ def test_a_larger_budget_lets_the_site_go_on(harness: AgentHarness) -> None:
     assert [task for task, _ in harness.link.pushed] == tasks
 
 
-def test_a_run_too_costly_for_a_single_round_is_never_begun(harness: AgentHarness, tmp_path: Path) -> None:
+def test_a_run_too_costly_for_a_single_round_is_never_started(harness: AgentHarness, tmp_path: Path) -> None:
     harness.rules = budgeted(epsilon=epsilon(ROUND, DELTA) / 2)
     harness.fit(1)
     work(harness.agent(), 3)

@@ -19,7 +19,7 @@ from protofed.client.agent.metrics import (
     METRICS,
     OTHER_CODE,
     PARTS,
-    SECURE_SUM,
+    SECURE_AGGREGATION,
     SUM_CODES,
     WHOLE,
     ClientMetrics,
@@ -267,7 +267,7 @@ def site_identity(tmp_path: Path) -> Path:
 
 def masked(task_id: str) -> tuple[Task, Released]:
     task = Task(TaskKind.MASK, "run", 1, task_id, None, 0, 60.0, attempt=1)
-    vector = {Part.SECURE_SUM: {"vector": np.arange(len(task_id), dtype=np.uint64)}}
+    vector = {Part.SECURE_AGGREGATION: {"vector": np.arange(len(task_id), dtype=np.uint64)}}
     return task, Policy(PolicyRules.model_validate(RULES)).release_step(vector)
 
 
@@ -293,8 +293,8 @@ def test_what_the_server_does_not_know_is_no_refusal_of_those_that_it_may_be_tol
 def test_refusals_of_a_sum_count_by_their_code_and_an_unknown_one_makes_no_new_label() -> None:
     metrics, name = ClientMetrics("ann"), "protofed_client_sum_refusals_total"
     assert {value(metrics, name, code=code) for code in (*SUM_CODES, OTHER_CODE)} == {0.0}
-    metrics.count_refusal(PolicyRefusedError(f"{SECURE_SUM}changed-identity", "north has another identity"))
-    metrics.count_refusal(PolicyRefusedError(f"{SECURE_SUM}of-next-year", "unheard of"))
+    metrics.count_refusal(PolicyRefusedError(f"{SECURE_AGGREGATION}changed-identity", "north has another identity"))
+    metrics.count_refusal(PolicyRefusedError(f"{SECURE_AGGREGATION}of-next-year", "unheard of"))
     metrics.count_refusal(PolicyRefusedError("parts", "no sum"))
     counted = {code: value(metrics, name, code=code) for code in (*SUM_CODES, OTHER_CODE)}
     assert {code: count for code, count in counted.items() if count} == {"changed-identity": 1.0, OTHER_CODE: 1.0}

@@ -23,7 +23,7 @@ def pause(tmp_path: Path) -> SitePause:
     return SitePause(tmp_path / FILE)
 
 
-def test_the_task_in_hand_is_finished_and_no_other_begun(harness: AgentHarness, pause: SitePause) -> None:
+def test_the_task_in_hand_is_finished_and_no_other_started(harness: AgentHarness, pause: SitePause) -> None:
     tasks = [harness.fit(1), harness.fit(2)]
 
     def paused(_: Task) -> None:

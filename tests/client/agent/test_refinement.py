@@ -143,7 +143,7 @@ def test_its_policy_decides(rules: dict[str, Any]) -> None:
     assert site.link.calls["push"] == 0
 
 
-def test_a_policy_for_secure_sums_lets_out_what_was_refined_on_public_images() -> None:
+def test_a_policy_for_secure_aggregation_lets_out_what_was_refined_on_public_images() -> None:
     """Rules about a site's own classes: an evaluator's have none. `admit` refuses runs without sums, as of any site."""
     policy = Policy(
         PolicyRules.model_validate({**OPEN, "secure": "required", "partners": "confirmed", "hide_class_presence": True})
@@ -172,7 +172,7 @@ def test_models_that_are_none_are_refused() -> None:
 
 def test_a_refused_model_is_declined_so_that_another_evaluator_can_be_asked() -> None:
     site = harness()
-    site.link.verdict = Verdict.INVALID
+    site.link.verdict = Verdict.REFUSED
     task = site.offer(TaskKind.REFINE, 1, aggregate())
     work(site.agent(), 1)
     assert site.declined() == [(task.task_id, FailureReason.REFUSED)]

@@ -1,4 +1,4 @@
-"""Daemons of four sites in a secure sum of their own scores, with the server's part by hand."""
+"""Daemons of four sites in a secure aggregation of their own scores, with the server's part by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason
 from protofed.common.payload import Part
-from protofed.common.protocol.messages import SUM_STEPS, Receipt, Subject, Task, TaskKind
+from protofed.common.protocol.messages import SUM_STEPS, Receipt, SumOf, Task, TaskKind
 from protofed.common.protocol.scores import ScoreNames, Spread
 from protofed.common.secure_aggregation import score_sums
 from protofed.common.secure_aggregation.keys import SumContext, Vector
@@ -27,7 +27,7 @@ from protofed.common.storage.journal import Fact
 
 READ = Recipe.model_validate(SECURE)
 NAMES = score_sums.names_of(ScoreNames(READ.classes, READ.evaluation.switched_on))
-VECTORS = (Vector.HOLDERS, Vector.VALUES)
+VECTORS = (Vector.CONTRIBUTORS, Vector.VALUES)
 OWN = {site: {"personal.accuracy": 0.25 * number, "personal.pm_v": 0.5} for number, site in enumerate(SITES)}
 
 
@@ -54,13 +54,13 @@ class ScoreRound(Round):
         for site, rules in policies.items():
             self.daemons[site].made.rules.update(rules)
             self.daemons[site].killed()
-        at = ("run", 1, 1, Subject.SCORES)
+        at = ("run", 1, 1, SumOf.SCORES)
         self.server = SumServer(SumContext(*at, READ.fingerprint(), codec.digest(base), VECTORS), (SITES,))
         for site, daemon in self.daemons.items():
             self.server.take(TaskKind.SCORE_SUM, site, self.sent(daemon, TaskKind.SCORE_SUM, base))
 
     def task(self, kind: TaskKind, base: bytes, name: str = "") -> Task:
-        at = (codec.digest(base), len(base), 60.0, 1, Subject.SCORES)
+        at = (codec.digest(base), len(base), 60.0, 1, SumOf.SCORES)
         return Task(kind, "run", 1, name or f"{kind}-scores", *at)
 
     def opened(self) -> dict[str, Spread]:
@@ -68,8 +68,8 @@ class ScoreRound(Round):
         return score_sums.opened(NAMES, self.server.total())
 
 
-ALL = {"metrics": frozenset[str](), "summed_metrics": frozenset({"personal.accuracy", "personal.pm_v", "loss"})}
-NONE = {"metrics": frozenset[str](), "summed_metrics": frozenset[str]()}
+ALL = {"metrics": frozenset[str](), "aggregated_metrics": frozenset({"personal.accuracy", "personal.pm_v", "loss"})}
+NONE = {"metrics": frozenset[str](), "aggregated_metrics": frozenset[str]()}
 EVERYBODY = dict.fromkeys(SITES, ALL)
 
 
@@ -80,7 +80,7 @@ def test_the_server_gets_the_mean_and_no_score(tmp_path: Path) -> None:
     assert found["personal.pm_v"] == Spread(0.5, None, None, 4)
     assert found.keys() == {"personal.accuracy", "personal.pm_v", "loss"}
     for daemon in round_.daemons.values():
-        assert all(set(codec.decode(released.data)) == {Part.SECURE_SUM} for _, released in daemon.uploads)
+        assert all(set(codec.decode(released.data)) == {Part.SECURE_AGGREGATION} for _, released in daemon.uploads)
         assert daemon.made.link.scores == []
         assert daemon.refused == []
 
@@ -102,7 +102,7 @@ def test_no_sum_has_scores_of_a_model_that_the_server_made(
     tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a mixture by the site's label shares, or before the site has trained: each would answer about its labels."""
-    declared = replace(FedAvgClient.declares, personal="installed", mixes_classes=method == "mixes")
+    declared = replace(FedAvgClient.declares, personal="loaded", mixes_classes=method == "mixes")
     monkeypatch.setattr(FedAvgClient, "declares", declared)
     if method == "untrained":
         monkeypatch.setattr(DiskStore, "last_counted", lambda *_: SiteState())
@@ -113,7 +113,7 @@ def test_no_sum_has_scores_of_a_model_that_the_server_made(
 def test_a_site_s_own_installed_model_is_scored_in_sums_once_it_has_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FedAvgClient, "declares", replace(FedAvgClient.declares, personal="installed"))
+    monkeypatch.setattr(FedAvgClient, "declares", replace(FedAvgClient.declares, personal="loaded"))
     assert ScoreRound(tmp_path, EVERYBODY).opened().keys() == {"personal.accuracy", "personal.pm_v", "loss"}
 
 
@@ -147,11 +147,11 @@ def test_a_killed_daemon_sends_the_same_bytes_and_scores_once(
     assert taken.count("ann") == 1
 
 
-def test_scores_are_summed_once_and_of_the_round_that_the_site_scored(tmp_path: Path) -> None:
+def test_scores_are_aggregated_once_and_of_the_round_that_the_site_scored(tmp_path: Path) -> None:
     round_ = ScoreRound(tmp_path, EVERYBODY)
     round_.until(None)
     ann, base = round_.daemons["ann"], codec.encode(BASE)
-    at = (codec.digest(base), len(base), 60.0, 2, Subject.SCORES)
+    at = (codec.digest(base), len(base), 60.0, 2, SumOf.SCORES)
     assert ann.work(Task(TaskKind.SCORE_SUM, "run", 1, "again", *at), base) is None
     assert ann.made.declined()[-1] == ("again", FailureReason.POLICY)
     assert "scored once" in ann.refused[-1]
@@ -181,7 +181,7 @@ def masked(daemon: Daemon) -> list[Fact]:
 
 def test_a_site_records_which_scores_leave_as_they_leave_and_only_those(tmp_path: Path) -> None:
     """Whether the sum is opened takes no further word of it, as where it is killed then."""
-    accuracy = {**ALL, "summed_metrics": frozenset({"personal.accuracy"})}
+    accuracy = {**ALL, "aggregated_metrics": frozenset({"personal.accuracy"})}
     round_ = ScoreRound(tmp_path, {site: ALL if site in SITES[:2] else accuracy for site in SITES})
     round_.until(TaskKind.MASK)
     daemons = round_.daemons.values()
@@ -190,4 +190,4 @@ def test_a_site_records_which_scores_leave_as_they_leave_and_only_those(tmp_path
     assert all(masked(daemon) == [["personal.accuracy"]] for daemon in daemons)  # two alone would give the others
     assert round_.opened().keys() == {"personal.accuracy"}
     assert all(len(masked(daemon)) == 1 for daemon in daemons)
-    assert {event for daemon in daemons for event, _ in daemon.recorded} == {"met", "masked", "summed"}
+    assert {event for daemon in daemons for event, _ in daemon.recorded} == {"met", "masked", "aggregated"}

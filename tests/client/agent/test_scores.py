@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from tests.support.scripted_server import RULES, AgentHarness, site_data, work
 from torch import Tensor
 
-from protofed.client.agent.computation import Nowhere, ScoredModel
+from protofed.client.agent.computation import NoRemoteExecutor, ScoredModel
 from protofed.client.agent.scores import MIN_IMAGES, Answers, Scorer, answered, is_nearly_constant, secret_half
 from protofed.client.agent.task_tools import BaseModelCache
 from protofed.client.data.site_data import Examples, SiteData, no_examples, stratified_sample
@@ -171,7 +171,7 @@ def test_the_site_has_its_score_of_all_images_and_a_sum_that_of_the_half() -> No
     given = [label if in_half else (label + 1) % 4 for label, in_half in zip(labels, half.tolist(), strict=True)]
     found = answers(given, labels)
     assert found.scores[LOCAL] == found.told[LOCAL] == pytest.approx(float(half.float().mean()))
-    assert found.summed[LOCAL] == 1.0
+    assert found.aggregated[LOCAL] == 1.0
     assert not found.withheld
 
 
@@ -180,14 +180,14 @@ def test_what_a_constant_model_scores_stays_but_for_the_site_itself() -> None:
     assert found.scores[LOCAL] == 0.25
     assert found.told == {}
     assert LOCAL in found.withheld
-    assert found.withheld == found.summed.keys()
+    assert found.withheld == found.aggregated.keys()
 
 
 def test_so_does_what_a_model_scores_of_whose_fit_nothing_leaves() -> None:
     labels = [n % 4 for n in range(100)]
     found = answers(labels, labels, withheld=True)
     assert not found.told
-    assert found.withheld == found.summed.keys()
+    assert found.withheld == found.aggregated.keys()
 
 
 @pytest.mark.parametrize(
@@ -201,20 +201,20 @@ def test_so_does_what_a_model_scores_of_whose_fit_nothing_leaves() -> None:
     ids=["few images", "enough", "nearly one class", "two classes"],
 )
 @pytest.mark.parametrize("given", ["rightly", "always one class"])
-def test_whether_a_site_has_a_summed_score_follows_from_its_images_and_from_no_model(
+def test_whether_a_site_has_a_aggregated_score_follows_from_its_images_and_from_no_model(
     labels: list[int], is_asked: bool, given: str
 ) -> None:
     found = answers(labels if given == "rightly" else [0] * len(labels), labels)
-    assert (LOCAL in found.summed) is is_asked
+    assert (LOCAL in found.aggregated) is is_asked
     assert LOCAL in found.scores
 
 
-def test_an_own_model_that_learnt_one_class_has_no_summed_score() -> None:
+def test_an_own_model_that_learnt_one_class_has_no_aggregated_score() -> None:
     labels = [n % 4 for n in range(100)]
     for train, is_asked in (([0] * 19 + [1], False), ([0] * 9 + [1], True)):
         told = {"personal.local": tally(labels, labels)}
         found = answered(told, site(labels, train), recipe(), SECRET, withheld=False)
-        assert ("personal.local.accuracy" in found.summed) is is_asked
+        assert ("personal.local.accuracy" in found.aggregated) is is_asked
 
 
 def test_a_run_s_sample_of_the_shared_test_set_is_of_the_half_of_the_whole() -> None:
@@ -226,7 +226,7 @@ def test_a_run_s_sample_of_the_shared_test_set_is_of_the_half_of_the_whole() -> 
     right = np.where(in_half, test.labels[rows], (test.labels[rows] + 1) % 4)
     told = {"personal": tally(right.tolist(), test.labels[rows].tolist())}
     found = answered(told, site(labels, test=test), run, SECRET, withheld=False)
-    assert found.summed[SHARED] == 1.0
+    assert found.aggregated[SHARED] == 1.0
     assert found.scores[SHARED] == pytest.approx(float(in_half.float().mean()))
 
 
@@ -238,7 +238,7 @@ def test_a_run_s_sample_of_the_shared_test_set_is_of_the_half_of_the_whole() -> 
         ({*Role}, False, False, True),
         ({Role.EVALUATOR}, False, True, True),
     ],
-    ids=["its own images alone", "a shared test set", "no secure sums", "an evaluator alone"],
+    ids=["its own images alone", "a shared test set", "no secure aggregation", "an evaluator alone"],
 )
 def test_a_site_that_trains_reports_no_evaluators_score_of_its_own_images(
     roles: set[Role], shared_test: bool, secure: bool, reports: bool
@@ -250,6 +250,6 @@ def test_a_site_that_trains_reports_no_evaluators_score_of_its_own_images(
     data = site(labels, test=examples(labels) if shared_test else None)
     run = PreparedRun(recipe, FedAvgClient(), cast("SplitModel", None), data, 0)
     owner: Any = SimpleNamespace(name="ann", roles=frozenset(roles), simulated=False, store=MemoryStore())
-    scorer = Scorer(owner, DaemonStatus(), cast("BaseModelCache", None), Nowhere())
-    works = scorer.ahead(run, Task(TaskKind.SCORE, "run", 1, "t1", Digest("0" * 64), 1, 60.0))
+    scorer = Scorer(owner, DaemonStatus(), cast("BaseModelCache", None), NoRemoteExecutor())
+    works = scorer.prefetch(run, Task(TaskKind.SCORE, "run", 1, "t1", Digest("0" * 64), 1, 60.0))
     assert (ScoredModel.GLOBAL in {work.scored for work in works}) is reports

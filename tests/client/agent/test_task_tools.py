@@ -114,7 +114,7 @@ def test_a_fit_passes_over_as_much_memory_as_the_policy_says(
 
     site.store.last_counted = recorded  # type: ignore[method-assign]
     fit = site.fit(5)
-    site.link.tasks[-1] = replace(fit, memory_round=stands)
+    site.link.tasks[-1] = replace(fit, state_round=stands)
     work(daemon, 1)
     assert asked[:1] == [starts_from] * (starts_from is not None)
     assert site.declined() == ([] if starts_from is not None else [(fit.task_id, FailureReason.POLICY)])

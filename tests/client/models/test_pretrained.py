@@ -74,8 +74,8 @@ def test_the_first_model_has_the_files_body_and_the_seeds_head(recipe: Make, kep
 
 def test_a_simulation_and_a_server_begin_with_it(recipe: Make, kept: Kept, tmp_path: Path) -> None:
     body = another_body(recipe())
-    begun = recipe(kept(exported(body)))
-    with simulation(begun) as running:
+    started = recipe(kept(exported(body)))
+    with simulation(started) as running:
         running.go(until=lambda: running.run.published is not None)
         assert running.run.published is not None
         first = running.run.published
@@ -83,15 +83,15 @@ def test_a_simulation_and_a_server_begin_with_it(recipe: Make, kept: Kept, tmp_p
         running.go()
         last = running.run.published.address
     assert last != first.address
-    server = LiveServer(begun, tmp_path / "server")
+    server = LiveServer(started, tmp_path / "server")
     try:
         with links(server.address) as connect:
-            rules = everything(begun).rules.model_copy(update={"limits": Limits()})
-            agents = agents_of(begun, connect, policy=Policy(rules))
+            rules = everything(started).rules.model_copy(update={"limits": Limits()})
+            agents = agents_of(started, connect, policy=Policy(rules))
             while not server.runs.finished:
                 for agent in agents:
                     agent.step(0.0)
-        published = server.runs.of(begun.name).published
+        published = server.runs.of(started.name).published
         assert published is not None
         assert published.address == last  # sites have checked the first model against their own files
     finally:
@@ -132,11 +132,11 @@ def test_another_file_of_that_name_is_refused_unread(recipe: Make, kept: Kept, f
 def test_a_site_without_the_file_takes_no_part_and_says_what_to_do(
     recipe: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun = recipe("0" * 64)
-    with pytest.raises(ConfigError, match="put the run's pre-trained body there"), simulation(begun):
+    started = recipe("0" * 64)
+    with pytest.raises(ConfigError, match="put the run's pre-trained body there"), simulation(started):
         pass
     monkeypatch.delenv("PROTOFED_DATA")
-    with pytest.raises(ConfigError, match="set PROTOFED_DATA to the folder that has it"), simulation(begun):
+    with pytest.raises(ConfigError, match="set PROTOFED_DATA to the folder that has it"), simulation(started):
         pass
 
 

@@ -229,9 +229,9 @@ def test_no_policy_file_can_name_a_part_that_exists_only_in_simulations(tmp_path
 )
 def test_no_policy_file_sums_scores_that_answer_about_the_site_s_own_classes(tmp_path: Path, name: str) -> None:
     """Of a model that always says one class, 1 in so many as the site has, or 0: a sum of three tells who has what."""
-    with pytest.raises(ConfigError, match=f"summed_metrics: '{name}' answers about the classes of a site"):
-        read(tmp_path / "policy.toml", f'summed_metrics = ["personal.accuracy", "{name}"]\n{VALID}')
-    read(tmp_path / "policy.toml", f'summed_metrics = ["personal.accuracy", "personal.local.accuracy"]\n{VALID}')
+    with pytest.raises(ConfigError, match=f"aggregated_metrics: '{name}' answers about the classes of a site"):
+        read(tmp_path / "policy.toml", f'aggregated_metrics = ["personal.accuracy", "{name}"]\n{VALID}')
+    read(tmp_path / "policy.toml", f'aggregated_metrics = ["personal.accuracy", "personal.local.accuracy"]\n{VALID}')
 
 
 # What has a row a class leaves in sums alone, and the true shares of classes in no other way.
@@ -242,7 +242,7 @@ def test_the_standard_policy_lets_an_evaluators_scores_out_and_nothing_trained()
     standard = shipped_policy("standard")
     scalars = dict.fromkeys(SCALARS - OWN, 0.5)
     withheld = dict.fromkeys([*OWN, "personal.local.recall.3", "label.counts"], 3.0)
-    with pytest.raises(PolicyRefusedError, match="only in a secure sum"):
+    with pytest.raises(PolicyRefusedError, match="only in a secure aggregation"):
         standard.release(update(payload={Part.BODY: EVERYTHING[Part.BODY]}), ENOUGH)
     released = standard.release(update(payload={}, metrics={**scalars, **withheld}), ENOUGH)
     assert released.metrics == scalars
@@ -265,7 +265,7 @@ def test_under_the_standard_policy_updates_leave_in_sums_alone(method: str) -> N
 
 
 def _prepared(site: Policy, method: str, sends: frozenset[Part]) -> None:
-    """As a site prepares a run without secure sums whose head has a row a class."""
+    """As a site prepares a run without secure aggregation whose head has a row a class."""
     site.admit(method, sends, exchanges=frozenset())
     if Part.HEAD in sends:
         site.admit_head({"weight": np.ones((10, 4))}, 10)
@@ -292,7 +292,7 @@ def test_a_policy_that_hides_classes_and_names_a_score_that_tells_them_is_refuse
     assert score in read(tmp_path / "policy.toml", f"{hides}false\n").rules.metrics
 
 
-def test_a_policy_cannot_ask_for_secure_sums_and_a_robust_rule(tmp_path: Path) -> None:
+def test_a_policy_cannot_ask_for_secure_aggregation_and_a_robust_rule(tmp_path: Path) -> None:
     rule = 'secure = "SECURE"\n[limits]\nrobust = ["clip", "krum"]\n'
     with pytest.raises(ConfigError, match=r"limits\.robust"):
         read(tmp_path / "policy.toml", VALID + rule.replace("SECURE", "required"))
@@ -312,7 +312,7 @@ def test_the_strict_policy_lets_no_number_about_the_site_out() -> None:
     assert not strict.rules.example_count
 
 
-def test_under_the_strict_policy_a_site_takes_part_in_runs_with_secure_sums_alone() -> None:
+def test_under_the_strict_policy_a_site_takes_part_in_runs_with_secure_aggregation_alone() -> None:
     strict = shipped_policy("strict")
     for method in SENDING:
         with pytest.raises(PolicyRefusedError) as refused:
@@ -437,7 +437,7 @@ def recipe(**changes: Any) -> Recipe:
 
 @pytest.mark.parametrize("rules", [{"dp": DP}, {}], ids=["a budget", "a recipe with noise"])
 def test_no_number_of_the_sites_own_leaves_beside_noise(rules: dict[str, Any]) -> None:
-    gate = policy(metrics=list(SCORES_OF_ALL), summed_metrics=list(SCORES_OF_ALL), **rules)
+    gate = policy(metrics=list(SCORES_OF_ALL), aggregated_metrics=list(SCORES_OF_ALL), **rules)
     noisy = not rules
     assert gate.release_scores(SCORES_OF_ALL, noisy=noisy).scores == {"global.accuracy": 1}
     released = gate.release(update(metrics=SCORES_OF_ALL), GateContext(np.full(10, 100), noisy=noisy))

@@ -1,4 +1,4 @@
-"""What the policy lets into a secure sum, and what it lets leave in no other way."""
+"""What the policy lets into a secure aggregation, and what it lets leave in no other way."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def test_what_leaves_only_in_a_sum_leaves_in_no_other_way(rule: dict[str, Any]) 
     gate = policy(**rule, min_samples_per_class=1)
     body = Update("ann", {Part.BODY: {"w": ROW}}, UPDATE.metrics, None)  # tells of classes, too: see `make leakage`
     for update in (UPDATE, body):
-        with pytest.raises(PolicyRefusedError, match="only in a secure sum"):
+        with pytest.raises(PolicyRefusedError, match="only in a secure aggregation"):
             gate.release(update, CONTEXT)
-        with pytest.raises(PolicyRefusedError, match="only in a secure sum"):
+        with pytest.raises(PolicyRefusedError, match="only in a secure aggregation"):
             gate.admit("fednh", frozenset(update.payload), exchanges=frozenset())
         assert policy(min_samples_per_class=1).release(update, CONTEXT).data
     own = set() if "secure" in rule else {"loss"}
@@ -94,7 +94,7 @@ def test_only_the_gate_makes_a_vector_and_only_messages_are_steps() -> None:
         ReleasedVector(LAYOUT, UPDATE)
     message = payload_of(SignatureMessage(b""), np.zeros(2, np.uint64))
     assert policy().release_step(message).metrics == {}
-    for wrong in (UPDATE.payload, {**message, **UPDATE.payload}, {Part.SECURE_SUM: {"vector": ROW}}):
+    for wrong in (UPDATE.payload, {**message, **UPDATE.payload}, {Part.SECURE_AGGREGATION: {"vector": ROW}}):
         with pytest.raises(PolicyRefusedError):
             policy().release_step(wrong)
 
@@ -119,8 +119,8 @@ OWN = {"loss": 1.0, "personal.accuracy": 0.5, "personal.recall.1": 0.25, "global
     [
         ({"metrics": []}, []),
         ({"metrics": ["loss", "global.accuracy"]}, ["loss"]),  # what may leave alone may leave in a sum
-        ({"metrics": [], "summed_metrics": ["personal.accuracy"]}, ["personal.accuracy"]),
-        ({"metrics": [], "summed_metrics": ["personal.recall", "personal.pm_v"]}, ["personal.recall.1"]),
+        ({"metrics": [], "aggregated_metrics": ["personal.accuracy"]}, ["personal.accuracy"]),
+        ({"metrics": [], "aggregated_metrics": ["personal.recall", "personal.pm_v"]}, ["personal.recall.1"]),
     ],
 )
 def test_own_scores_leave_in_a_sum_if_the_policy_names_them(
@@ -129,9 +129,9 @@ def test_own_scores_leave_in_a_sum_if_the_policy_names_them(
     released = policy(secure=secure, **table).release_score_sum(OWN, NAMES)
     assert [NAMES[row] for row in np.flatnonzero(released.flags())] == leaving
     words = released.words(POINT, None)
-    held = [NAMES[row] for row in np.flatnonzero(released.layout.named(words)["holders"])]
+    held = [NAMES[row] for row in np.flatnonzero(released.layout.named(words)["contributors"])]
     assert held == leaving
 
 
 def test_a_score_that_leaves_in_a_sum_leaves_in_no_other_way() -> None:
-    assert policy(metrics=[], summed_metrics=["loss"]).release_scores({"loss": 1.0}).scores == {}
+    assert policy(metrics=[], aggregated_metrics=["loss"]).release_scores({"loss": 1.0}).scores == {}

@@ -101,10 +101,10 @@ def test_a_run_that_sends_nothing_needs_no_robust_rule() -> None:
     admit(recipe(), limits(robust=["clip"]), dataclasses.replace(FACTS, sends=frozenset()))
 
 
-def test_a_secure_sum_is_no_robust_rule() -> None:
-    summed = recipe(federation={"secure": True, "min_sites": 3})
-    admit(summed, limits(robust=["none"]), FACTS)
-    assert refused(summed, limits(robust=["clip"])) == "limits.robust"
+def test_a_secure_aggregation_is_no_robust_rule() -> None:
+    aggregated = recipe(federation={"secure": True, "min_sites": 3})
+    admit(aggregated, limits(robust=["none"]), FACTS)
+    assert refused(aggregated, limits(robust=["clip"])) == "limits.robust"
 
 
 def test_without_limits_nothing_is_refused() -> None:

@@ -20,7 +20,7 @@ from protofed.client.secure_aggregation.partners import (
     load_or_create_identity,
     membership_of,
 )
-from protofed.common.errors import ConfigError, SecureSumError, StateError
+from protofed.common.errors import ConfigError, SecureAggregationError, StateError
 from protofed.common.pki import certificate
 from protofed.common.pki.identity import Endorsement, Party, check_endorsement, endorsed, read_identity
 from protofed.common.secure_aggregation.keys import KeyAdvert
@@ -51,7 +51,7 @@ def test_first_use_believes_whom_it_meets_first_and_refuses_another_identity(tmp
     partners = Partners(tmp_path)
     partners.trust(OWN, [advert("bob", b"b" * 32), advert("cleo", b"c" * 32)], required=False)
     partners.trust(OWN, [advert("bob", b"b" * 32)], required=False)
-    with pytest.raises(SecureSumError, match="bob has another identity") as caught:
+    with pytest.raises(SecureAggregationError, match="bob has another identity") as caught:
         partners.trust(OWN, [advert("bob", b"x" * 32), advert("dan", b"d" * 32)], required=False)
     assert caught.value.code == "changed-identity"
     assert sorted(partners.met()) == ["bob", "cleo"]  # a refused roster is believed of nobody
@@ -65,19 +65,19 @@ def test_nobody_is_believed_on_first_use_without_an_endorsement_nor_where_the_po
     tmp_path: Path,
 ) -> None:
     def check(_: KeyAdvert) -> None:
-        raise SecureSumError("unendorsed", "")
+        raise SecureAggregationError("unendorsed", "")
 
-    with pytest.raises(SecureSumError) as caught:
+    with pytest.raises(SecureAggregationError) as caught:
         Partners(tmp_path, check).trust(OWN, [advert("bob", b"b" * 32)], required=False)
     assert caught.value.code == "unendorsed"
-    with pytest.raises(SecureSumError) as caught:
+    with pytest.raises(SecureAggregationError) as caught:
         Partners(tmp_path).trust(OWN, [advert("bob", b"b" * 32)], required=True)
     assert caught.value.code == "unconfirmed-partners"
     assert Partners(tmp_path).met() == {}
 
 
 @pytest.mark.parametrize("required", [False, True])
-def test_where_a_list_is_confirmed_its_sites_with_its_keys_are_all_that_is_summed_with(
+def test_where_a_list_is_confirmed_its_sites_with_its_keys_are_all_that_is_aggregated_with(
     tmp_path: Path, required: bool
 ) -> None:
     folders = at_sites(tmp_path, "ann", "bob", "cleo", "zzz")
@@ -86,11 +86,11 @@ def test_where_a_list_is_confirmed_its_sites_with_its_keys_are_all_that_is_summe
     partners, own = Partners(folders["ann"]), ("ann", identity_of(folders["ann"]))
     partners.trust(own, [of(folders, "bob"), of(folders, "cleo")], required=required)
     for other, code in ((of(folders, "zzz"), "no-partner"), (advert("cleo", b"x" * 32), "changed-identity")):
-        with pytest.raises(SecureSumError) as caught:
+        with pytest.raises(SecureAggregationError) as caught:
             partners.trust(own, [of(folders, "bob"), other], required=required)
         assert caught.value.code == code
     renamed = ("bob", own[1])  # the server's certificate gives this site another one's name
-    with pytest.raises(SecureSumError, match="bob has another identity"):
+    with pytest.raises(SecureAggregationError, match="bob has another identity"):
         partners.trust(renamed, [of(folders, "cleo")], required=required)
     assert partners.met() == {}
 
@@ -144,7 +144,7 @@ def test_the_identity_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
         first = load_or_create_identity(tmp_path)
         assert load_or_create_identity(tmp_path).private_bytes_raw() == first.private_bytes_raw()
     made = certificate.code(fingerprint(first.public_key().public_bytes_raw()))
-    assert [(line["event"], line["code"]) for line in lines] == [("identity for secure sums made", made)]
+    assert [(line["event"], line["code"]) for line in lines] == [("identity for secure aggregation made", made)]
     path = tmp_path / IDENTITY_FILE
     assert path.stat().st_mode & 0o777 == 0o600
     path.write_bytes(b"")
@@ -177,7 +177,7 @@ def test_no_other_site_key_or_authority_is_endorsed(endorsement: tuple[Endorseme
         (of_operator, "ann", b"k" * 32, (operator / "ca.pem").read_bytes(), NOW),
         (Endorsement(b"", b""), "ann", b"k" * 32, authorities, NOW),  # plain text, where certificates are known
     ):
-        with pytest.raises(SecureSumError) as caught:
+        with pytest.raises(SecureAggregationError) as caught:
             check_endorsement(one, site, key, cas, now)
         assert caught.value.code == "unendorsed"
 

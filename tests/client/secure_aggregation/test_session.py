@@ -18,9 +18,9 @@ from protofed.client.secure_aggregation.session import Session
 from protofed.client.secure_aggregation.sessions import FOLDER, GROUP, MAX_ROUNDS, Sessions, forget_group
 from protofed.common import codec
 from protofed.common.codec import digest
-from protofed.common.errors import CodecError, SecureSumError, StateError
+from protofed.common.errors import CodecError, SecureAggregationError, StateError
 from protofed.common.payload import Array, Part, Payload, SiteId
-from protofed.common.protocol.messages import Subject, TaskKind
+from protofed.common.protocol.messages import SumOf, TaskKind
 from protofed.common.secure_aggregation import keys
 from protofed.common.secure_aggregation.groups import Group, Groups, alone, in_order
 from protofed.common.secure_aggregation.keys import KeyAdvert, SumContext, Vector
@@ -57,13 +57,13 @@ class Sites:
         self.stores = {site: Sessions(folder / site / FOLDER) for site in SITES}
         self.numbers = numbers_of(SITES, 9)
         for site in SITES:
-            session = steps.begun(context, LAYOUT, site, identity_of(site), b"")
+            session = steps.started(context, LAYOUT, site, identity_of(site), b"")
             self.stores[site].save(session)
             self.server.take(TaskKind.FIT, site, codec.encode(steps.advertise(self.session(site))))
 
     def session(self, site: SiteId) -> Session:
         context = self.context
-        found = self.stores[site].find(context.run, context.round, context.attempt, context.subject)
+        found = self.stores[site].find(context.run, context.round, context.attempt, context.sum_of)
         assert found is not None
         return found
 
@@ -84,14 +84,14 @@ class Sites:
             case TaskKind.SHARE:
                 pinned = self.group(session.site)
                 return steps.share(session, blob, no_check, pinned=pinned, fewest=self.fewest)
-            case TaskKind.HOLDERS:
+            case TaskKind.CONTRIBUTORS:
                 return steps.send_flags(session, blob, flags_of(session.site), identity)
             case TaskKind.MASK:
                 kept = steps.open_flags(session, blob, flags_of(session.site), 3)
                 if kept is not None:
                     assert kept.tolist() == [True, False, False]
                 return steps.send_values(session, blob, self.numbers[session.site])
-            case TaskKind.AGREE | TaskKind.AGREE_HOLDERS:
+            case TaskKind.AGREE | TaskKind.AGREE_CONTRIBUTORS:
                 return steps.agree(session, blob, vector_of(step), identity, before)
             case _:
                 return steps.reveal(session, blob, vector_of(step), before)
@@ -110,7 +110,7 @@ class Sites:
 
 
 def refusal(call: Callable[[], object]) -> str:
-    with pytest.raises(SecureSumError) as caught:
+    with pytest.raises(SecureAggregationError) as caught:
         call()
     return caught.value.code
 
@@ -195,7 +195,7 @@ def test_an_identity_that_is_not_pinned_is_refused(tmp_path: Path) -> None:
 
     def trust(adverts: Iterable[KeyAdvert]) -> None:
         assert [advert.site for advert in adverts] == ["bob", "cleo", "dan"]
-        raise SecureSumError("changed-identity", "")
+        raise SecureAggregationError("changed-identity", "")
 
     blob = sites.server.blob(TaskKind.SHARE, "ann")
     assert refusal(lambda: steps.share(sites.session("ann"), blob, trust, pinned=None, fewest=1)) == "changed-identity"
@@ -205,23 +205,23 @@ def survivors(*sites: SiteId) -> bytes:
     return codec.encode(payload_of(SurvivorsMessage(sites, {})))
 
 
-@pytest.mark.parametrize("step", [TaskKind.AGREE_HOLDERS, TaskKind.AGREE])
+@pytest.mark.parametrize("step", [TaskKind.AGREE_CONTRIBUTORS, TaskKind.AGREE])
 def test_a_second_set_of_survivors_is_refused(tmp_path: Path, step: TaskKind) -> None:
     sites = Sites(tmp_path).until(step)
     assert refusal(lambda: sites.answer("ann", step, survivors("bob", "cleo", "dan"))) == "other-survivors"
     assert refusal(lambda: sites.answer("ann", step, survivors("ann", "bob"))) == "too-few-sites"
     sites.answer("ann", step)
     assert refusal(lambda: sites.answer("ann", step, survivors("ann", "bob", "cleo"))) == "second-survivors"
-    reveal = TaskKind.REVEAL if step is TaskKind.AGREE else TaskKind.REVEAL_HOLDERS
+    reveal = TaskKind.REVEAL if step is TaskKind.AGREE else TaskKind.REVEAL_CONTRIBUTORS
     assert refusal(lambda: sites.answer("ann", reveal, survivors("ann", "bob", "dan"))) == "second-survivors"
     assert refusal(lambda: sites.answer("ann", reveal, survivors(*SITES))) == "too-few-sites"  # signatures
-    assert sites.session("ann").revealed == (() if step is TaskKind.AGREE_HOLDERS else (Vector.HOLDERS,))
+    assert sites.session("ann").revealed == (() if step is TaskKind.AGREE_CONTRIBUTORS else (Vector.CONTRIBUTORS,))
 
 
 @pytest.mark.parametrize("step", [TaskKind.AGREE, TaskKind.REVEAL])
 def test_numbers_without_a_site_whose_rows_were_counted_are_refused(tmp_path: Path, step: TaskKind) -> None:
     sites = Sites(tmp_path).until(step)
-    session = replace(sites.session("ann"), survivors={Vector.HOLDERS: SITES})
+    session = replace(sites.session("ann"), survivors={Vector.CONTRIBUTORS: SITES})
     sites.stores["ann"].save(session)
     fewer = survivors("ann", "cleo", "dan")  # enough of them; row 0, which three hold, would be the sum of two
     assert refusal(lambda: sites.answer("ann", step, fewer)) == "other-survivors"
@@ -269,43 +269,45 @@ def test_another_attempt_after_revealing_only_with_the_same_survivors(tmp_path: 
     assert third.server.total().tolist() == sum(third.numbers.values(), np.zeros(9, np.uint64)).tolist()
 
 
-def test_holders_are_not_counted_again_among_other_sites_once_values_were_opened(tmp_path: Path) -> None:
+def test_contributors_are_not_counted_again_among_other_sites_once_values_were_opened(tmp_path: Path) -> None:
     Sites(tmp_path).until(None)
-    again = Sites(tmp_path, replace(CONTEXT, attempt=2)).until(TaskKind.AGREE_HOLDERS, {TaskKind.HOLDERS: "bob"})
+    again = Sites(tmp_path, replace(CONTEXT, attempt=2)).until(
+        TaskKind.AGREE_CONTRIBUTORS, {TaskKind.CONTRIBUTORS: "bob"}
+    )
     for site in ("ann", "cleo", "dan"):
-        assert refusal(lambda site=site: again.answer(site, TaskKind.AGREE_HOLDERS)) == "other-survivors"  # type: ignore[misc]
+        assert refusal(lambda site=site: again.answer(site, TaskKind.AGREE_CONTRIBUTORS)) == "other-survivors"  # type: ignore[misc]
 
 
 def test_what_is_over_is_wiped_and_never_begins_again(tmp_path: Path) -> None:
     sites = Sites(tmp_path, PLAIN).until(None)
     store, opened = sites.stores["ann"], sites.session("ann")
-    store.wipe_before(PLAIN.run, PLAIN.round, PLAIN.attempt, PLAIN.subject)  # the same sum: nothing is over
+    store.wipe_before(PLAIN.run, PLAIN.round, PLAIN.attempt, PLAIN.sum_of)  # the same sum: nothing is over
     assert sites.session("ann") == opened
-    store.wipe_before(PLAIN.run, PLAIN.round + 1, 1, PLAIN.subject)
+    store.wipe_before(PLAIN.run, PLAIN.round + 1, 1, PLAIN.sum_of)
     assert not list((tmp_path / "ann" / FOLDER / PLAIN.run).glob("*"))
     assert refusal(lambda: sites.session("ann")) == "attempt-over"
-    assert store.find(PLAIN.run, PLAIN.round, PLAIN.attempt + 1, PLAIN.subject) is None
+    assert store.find(PLAIN.run, PLAIN.round, PLAIN.attempt + 1, PLAIN.sum_of) is None
     assert store.opened(opened) == SITES
     store.save(replace(opened, attempt=2, revealed=(), survivors={}))
     store.wipe_all_but(PLAIN.run)
-    assert store.find(PLAIN.run, PLAIN.round, 2, PLAIN.subject) is not None
+    assert store.find(PLAIN.run, PLAIN.round, 2, PLAIN.sum_of) is not None
     store.wipe_all_but("another")
-    assert refusal(lambda: store.find(PLAIN.run, PLAIN.round, 2, PLAIN.subject)) == "attempt-over"
+    assert refusal(lambda: store.find(PLAIN.run, PLAIN.round, 2, PLAIN.sum_of)) == "attempt-over"
 
 
 def test_both_sums_of_a_round_are_remembered_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "MAX_ROUNDS", 3)
     store = Sessions(tmp_path)
-    subjects = (Subject.UPDATE, Subject.SCORES)
+    sums_of = (SumOf.UPDATE, SumOf.SCORES)
     for number in range(1, 5):
-        for subject in subjects:
-            store.wipe_before(PLAIN.run, number, 1, subject)
-            at = replace(PLAIN, round=number, subject=subject)
-            store.save(steps.begun(at, LAYOUT, "ann", identity_of("ann"), b""))
+        for sum_of in sums_of:
+            store.wipe_before(PLAIN.run, number, 1, sum_of)
+            at = replace(PLAIN, round=number, sum_of=sum_of)
+            store.save(steps.started(at, LAYOUT, "ann", identity_of("ann"), b""))
             past = range(max(1, number - 2), number)
-            assert all(store.is_over(PLAIN.run, earlier, 1, each) for earlier in past for each in subjects)
-    assert all(store.is_over(PLAIN.run, 1, 99, each) for each in subjects), "forgotten"
-    assert not any(store.is_over(PLAIN.run, 2, 2, each) for each in subjects), "remembered"
+            assert all(store.is_over(PLAIN.run, earlier, 1, each) for earlier in past for each in sums_of)
+    assert all(store.is_over(PLAIN.run, 1, 99, each) for each in sums_of), "forgotten"
+    assert not any(store.is_over(PLAIN.run, 2, 2, each) for each in sums_of), "remembered"
 
 
 def test_a_damaged_session_is_no_new_one(tmp_path: Path) -> None:
@@ -359,7 +361,7 @@ def share_or_refuse(sites: Sites, site: SiteId, blob: bytes) -> bytes:
     try:
         return sites.answer(site, TaskKind.SHARE, blob)
     except CodecError as error:  # of a site that is in two groups
-        raise SecureSumError("other-group", str(error)) from error
+        raise SecureAggregationError("other-group", str(error)) from error
 
 
 def test_a_second_group_is_refused_for_ever_in_whichever_run(tmp_path: Path) -> None:
@@ -368,9 +370,9 @@ def test_a_second_group_is_refused_for_ever_in_whichever_run(tmp_path: Path) -> 
     store = Sessions(tmp_path / "ann" / FOLDER)
     for number in range(1, MAX_ROUNDS + 10):
         past = replace(PLAIN, round=PLAIN.round + number)
-        store.wipe_before(PLAIN.run, past.round, 1, past.subject)
-        store.save(steps.begun(past, LAYOUT, "ann", identity_of("ann"), b""))
-    assert store.is_over(PLAIN.run, PLAIN.round, 99, PLAIN.subject), "its first round is forgotten"
+        store.wipe_before(PLAIN.run, past.round, 1, past.sum_of)
+        store.save(steps.started(past, LAYOUT, "ann", identity_of("ann"), b""))
+    assert store.is_over(PLAIN.run, PLAIN.round, 99, PLAIN.sum_of), "its first round is forgotten"
     others: Groups = (("ann", "bob", "dan"), ("cleo",))
     for run in (PLAIN.run, "another"):
         later = replace(PLAIN, run=run, round=PLAIN.round + 1000)
@@ -386,7 +388,7 @@ def test_a_second_group_is_refused_for_ever_in_whichever_run(tmp_path: Path) -> 
         assert len(again.server.total()) == 9
 
 
-def test_who_was_summed_alone_may_be_in_any_group_and_in_it_alone_then(tmp_path: Path) -> None:
+def test_who_was_aggregated_alone_may_be_in_any_group_and_in_it_alone_then(tmp_path: Path) -> None:
     sites = Sites(tmp_path, PLAIN, BROKEN).until(None)
     assert [sites.group(site) for site in SITES] == [BROKEN[0]] * 3 + [None]
     elsewhere = Sites(tmp_path, replace(PLAIN, run="another"), (("ann", "bob", "dan"), ("cleo",)))
@@ -395,7 +397,7 @@ def test_who_was_summed_alone_may_be_in_any_group_and_in_it_alone_then(tmp_path:
 
 
 def test_sums_of_four_runs_tell_who_holds_what_if_sites_forget_their_group_and_not_otherwise(tmp_path: Path) -> None:
-    """Holders are the same in all runs: from counts over all threes of four sites, each site's own follow."""
+    """Contributors are the same in all runs: from counts over all threes of four sites, each site's own follow."""
     threes: list[Group] = [tuple(site for site in SITES if site != lost) for lost in SITES]
 
     def run_of(number: int) -> Sites:
@@ -418,11 +420,13 @@ def test_what_a_person_can_do_is_said_where_a_group_is_refused(tmp_path: Path) -
     Sites(tmp_path, PLAIN, BROKEN).until(None)
     asked = Sites(tmp_path, replace(PLAIN, run="larger"), BROKEN, fewest=5)
     with pytest.raises(
-        SecureSumError, match=r"group is of 3; expected 5 .* `protofed client consortium forget-group`"
+        SecureAggregationError, match=r"group is of 3; expected 5 .* `protofed client consortium forget-group`"
     ) as small:
         asked.answer("ann", TaskKind.SHARE)
     assert small.value.code == "small-group"
-    with pytest.raises(SecureSumError, match=r"one of them has left .* `protofed client consortium forget-group`"):
+    with pytest.raises(
+        SecureAggregationError, match=r"one of them has left .* `protofed client consortium forget-group`"
+    ):
         Sites(tmp_path, replace(PLAIN, run="another"), (SITES,)).answer("ann", TaskKind.SHARE)
 
 

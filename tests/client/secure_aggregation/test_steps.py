@@ -1,4 +1,4 @@
-"""Daemons of four sites in a secure sum, with the server's part by hand."""
+"""Daemons of four sites in a secure aggregation, with the server's part by hand."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import FitOutcome
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import FailureReason, SecureSumError
+from protofed.common.errors import FailureReason, SecureAggregationError
 from protofed.common.payload import Array, Part, Payload, describe
-from protofed.common.protocol.messages import Finished, Receipt, Subject, Task, TaskKind
+from protofed.common.protocol.messages import Finished, Receipt, SumOf, Task, TaskKind
 from protofed.common.secure_aggregation.keys import SumContext, Vector
 from protofed.common.secure_aggregation.linear_form import FixedPoint, SumLayout, form_of
 from protofed.common.secure_aggregation.messages import RosterMessage, payload_of
@@ -94,7 +94,7 @@ class Round:
     ) -> None:
         base = codec.encode(BASE)
         recipe = Recipe.model_validate(table).fingerprint()
-        at = ("run", 1, attempt, Subject.UPDATE)
+        at = ("run", 1, attempt, SumOf.UPDATE)
         self.server = SumServer(SumContext(*at, recipe, codec.digest(base), (Vector.VALUES,)), (SITES,))
         self.daemons = daemons or {site: Daemon(folder, site, table) for site in SITES}
         for site, daemon in self.daemons.items():
@@ -103,7 +103,7 @@ class Round:
     def task(self, kind: TaskKind, base: bytes, name: str = "") -> Task:
         context = self.server.context
         name = name or f"{kind}-{context.attempt}"
-        at = (codec.digest(base), len(base), 60.0, context.attempt, Subject.UPDATE)
+        at = (codec.digest(base), len(base), 60.0, context.attempt, SumOf.UPDATE)
         return Task(kind, context.run, context.round, name, *at)
 
     def sent(self, daemon: Daemon, kind: TaskKind, base: bytes | None = None) -> bytes:
@@ -144,9 +144,9 @@ def expected(round_: Round) -> Array:
 
 def test_where_noise_is_shared_the_sum_has_that_of_all_sites(tmp_path: Path) -> None:
     round_ = Round(tmp_path, table=SHARED).until(TaskKind.MASK)
-    summed = expected(round_)
+    aggregated = expected(round_)
     round_.until(None)
-    noise = (round_.server.total() - summed).view(np.int64) * 2.0**-40
+    noise = (round_.server.total() - aggregated).view(np.int64) * 2.0**-40
     recipe = Recipe.model_validate(SHARED)
     assert recipe.plan.dp is not None
     alone = recipe.plan.dp.noise_share(recipe.plan.lr, recipe.plan.batch_size)
@@ -165,12 +165,12 @@ def test_without_its_noise_nothing_of_an_update_leaves(tmp_path: Path, monkeypat
 
 def test_the_server_gets_the_sum_and_no_update(tmp_path: Path) -> None:
     round_ = Round(tmp_path).until(TaskKind.MASK)
-    summed = expected(round_)
+    aggregated = expected(round_)
     round_.until(None)
-    assert round_.server.total().tolist() == summed.tolist()
+    assert round_.server.total().tolist() == aggregated.tolist()
     for daemon in round_.daemons.values():
         assert [set(codec.decode(released.data)) for _, released in daemon.uploads if released.data] == [
-            {Part.SECURE_SUM}
+            {Part.SECURE_AGGREGATION}
         ] * len(daemon.uploads)
         assert all(released.metrics == {} and released.weight is None for _, released in daemon.uploads)
         assert daemon.made.store.newest_counted("run") == 1
@@ -188,20 +188,20 @@ def test_with_a_site_that_withholds_its_update_nobody_reads_the_sum_of_the_other
         store.stage(task, FitOutcome(update, {}, {}, replace(store.trained_by(task), withheld=True)))
         if killed:
             round_.daemons[site].killed()
-    summed = expected(round_)
+    aggregated = expected(round_)
     round_.until(None)
     total = round_.server.total()
-    assert not np.any(total == summed)
+    assert not np.any(total == aggregated)
     layout, fixed_point = layout_and_point()
-    check_total(layout, summed, fixed_point, len(SITES))
-    with pytest.raises(SecureSumError, match="random") as failed:
+    check_total(layout, aggregated, fixed_point, len(SITES))
+    with pytest.raises(SecureAggregationError, match="random") as failed:
         check_total(layout, total, fixed_point, len(SITES))
     assert failed.value.code == "withheld"
 
 
 def test_random_words_are_the_same_after_a_restart_and_others_in_each_sum(tmp_path: Path) -> None:
     sessions = [Sessions(Round(tmp_path / name).daemons["ann"].folder / FOLDER) for name in ("a", "b")]
-    found = [session.find("run", 1, 1, Subject.UPDATE) for session in sessions]
+    found = [session.find("run", 1, 1, SumOf.UPDATE) for session in sessions]
     words = [session.secrets.random_words(1000).tolist() for session in [*found, found[0]] if session is not None]
     assert words[0] == words[2]
     assert not set(words[0]) & set(words[1])
@@ -216,7 +216,7 @@ def test_nothing_of_a_sum_s_secrets_stays_once_the_server_has_all(tmp_path: Path
 
 
 @pytest.mark.parametrize("table", [SECURE, SHARED], ids=["no noise", "noise"])
-@pytest.mark.parametrize("step", [TaskKind.FIT, *steps_of(SumContext("r", 1, 1, Subject.UPDATE, "", ""))])  # type: ignore[arg-type]
+@pytest.mark.parametrize("step", [TaskKind.FIT, *steps_of(SumContext("r", 1, 1, SumOf.UPDATE, "", ""))])  # type: ignore[arg-type]
 def test_a_killed_daemon_sends_the_same_bytes(
     tmp_path: Path, step: TaskKind, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,12 +251,12 @@ def test_a_killed_daemon_sends_the_same_bytes(
 def test_a_round_that_is_opened_again(tmp_path: Path) -> None:
     first = Round(tmp_path).until(TaskKind.MASK)
     again = Round(tmp_path, attempt=2, daemons=first.daemons).until(TaskKind.MASK)
-    summed = expected(again)
-    assert again.until(None).server.total().tolist() == summed.tolist()
+    aggregated = expected(again)
+    assert again.until(None).server.total().tolist() == aggregated.tolist()
     ann = first.daemons["ann"]
     blob = first.server.blob(TaskKind.MASK, "ann")
     assert ann.work(first.task(TaskKind.MASK, blob, "late"), blob) is None
-    assert "secure-sum.attempt-over" in ann.refused[-1]
+    assert "secure-aggregation.attempt-over" in ann.refused[-1]
 
 
 def test_what_is_refused_is_audited_by_name_and_declined(tmp_path: Path) -> None:
@@ -265,23 +265,23 @@ def test_what_is_refused_is_audited_by_name_and_declined(tmp_path: Path) -> None
     others = tuple(advert for advert in round_.server.roster.adverts if advert.site != "ann")
     blob = codec.encode(payload_of(RosterMessage(others, (SITES[1:],))))
     assert ann.work(round_.task(TaskKind.SHARE, blob), blob) is None
-    assert "secure-sum.not-in-roster" in ann.refused[-1]
+    assert "secure-aggregation.not-in-roster" in ann.refused[-1]
     assert ann.made.declined()[-1] == ("share-1", FailureReason.POLICY)
     other = codec.encode({**BASE, Part.HEAD: {name: array * 2 for name, array in BASE[Part.HEAD].items()}})
     assert ann.work(round_.task(TaskKind.FIT, other, "another"), other) is None
-    assert "secure-sum.other-base" in ann.refused[-1]
+    assert "secure-aggregation.other-base" in ann.refused[-1]
 
 
 OTHER = codec.encode({**BASE, Part.HEAD: {name: array * 2 for name, array in BASE[Part.HEAD].items()}})
 
 
-def test_what_is_summed_is_the_update_of_the_model_that_all_were_sent(tmp_path: Path) -> None:
+def test_what_is_aggregated_is_the_update_of_the_model_that_all_were_sent(tmp_path: Path) -> None:
     """Else a server could have all others train from a model that teaches them nothing: the sum would be one update."""
     round_ = Round(tmp_path)
-    ann, summed = round_.daemons["ann"], expected(round_)
+    ann, aggregated = round_.daemons["ann"], expected(round_)
     ann.work(round_.task(TaskKind.FIT, OTHER, "another"), OTHER)
     round_.until(None)
-    assert round_.server.total().tolist() == summed.tolist()
+    assert round_.server.total().tolist() == aggregated.tolist()
 
 
 def test_what_waits_is_handed_in_for_the_model_that_it_was_trained_from(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_what_waits_is_handed_in_for_the_model_that_it_was_trained_from(tmp_path
     session.unlink()  # as if the daemon had been killed before it was stored
     ann.agent._work.tools.guard._settled.clear()
     ann.work(round_.task(TaskKind.FIT, OTHER), OTHER)
-    found = Sessions(ann.folder / FOLDER).find("run", 1, 1, Subject.UPDATE)
+    found = Sessions(ann.folder / FOLDER).find("run", 1, 1, SumOf.UPDATE)
     assert found is not None
     assert found.base == codec.digest(codec.encode(BASE))
 
@@ -303,7 +303,7 @@ def test_an_update_of_another_model_is_not_masked(tmp_path: Path) -> None:
     ann.made.store.stage(replace(fitted, base_digest=codec.digest(OTHER)), FitOutcome(update, {}, {}))
     blob = round_.server.blob(TaskKind.MASK, "ann")
     assert ann.work(round_.task(TaskKind.MASK, blob), blob) is None
-    assert "secure-sum.other-base" in ann.refused[-1]
+    assert "secure-aggregation.other-base" in ann.refused[-1]
 
 
 def test_a_sum_ends_by_the_recipe_that_it_began_by(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_a_sum_ends_by_the_recipe_that_it_began_by(tmp_path: Path) -> None:
     ann.killed()
     blob = round_.server.blob(TaskKind.SHARE, "ann")
     assert ann.work(round_.task(TaskKind.SHARE, blob), blob) is None
-    assert "secure-sum.other-base" in ann.refused[-1]
+    assert "secure-aggregation.other-base" in ann.refused[-1]
 
 
 def test_what_waits_for_a_sum_does_not_leave_when_the_run_is_offered_without_sums(tmp_path: Path) -> None:
@@ -355,14 +355,14 @@ def test_a_server_cannot_have_a_plain_update_of_a_secure_run(tmp_path: Path) -> 
     daemon, base = Daemon(tmp_path, "ann"), codec.encode(BASE)
     plain = Task(TaskKind.FIT, "run", 1, "plain", codec.digest(base), len(base), 60.0)
     assert daemon.work(plain, base) is None
-    assert "secure-sum.out-of-order" in daemon.refused[-1]
+    assert "secure-aggregation.out-of-order" in daemon.refused[-1]
     assert daemon.uploads == []
     daemon.killed()
     daemon.agent.step(0.0)  # what is staged is handed in again at the enrolling
     assert daemon.uploads == []
 
 
-def test_a_run_without_secure_sums_has_no_steps_of_them(tmp_path: Path) -> None:
+def test_a_run_without_secure_aggregation_has_no_steps_of_them(tmp_path: Path) -> None:
     made = AgentHarness(DiskStore(tmp_path / "ann"))
     made.offer(TaskKind.SHARE, 1, BASE)
     made.offer(TaskKind.SCORE_SUM, 1, BASE)
@@ -389,9 +389,9 @@ def test_classes_are_counted_before_their_rows_leave(tmp_path: Path) -> None:
         Part.PROTOTYPES: {"mean": np.eye(3, width, dtype=np.float32)},
     }
     data, read = codec.encode(base), Recipe.model_validate(recipe)
-    at = ("run", 1, 1, Subject.UPDATE)
+    at = ("run", 1, 1, SumOf.UPDATE)
     round_ = Round.__new__(Round)
-    both = (Vector.HOLDERS, Vector.VALUES)
+    both = (Vector.CONTRIBUTORS, Vector.VALUES)
     round_.server = SumServer(SumContext(*at, read.fingerprint(), codec.digest(data), both), (SITES,))
     round_.daemons = {site: Daemon(tmp_path, site, recipe) for site in SITES}
     for site, daemon in round_.daemons.items():
@@ -404,7 +404,7 @@ def test_classes_are_counted_before_their_rows_leave(tmp_path: Path) -> None:
     fixed_point = read.federation.fixed_point
     assert fixed_point is not None
     sums = layout.named(fixed_point.decoded(round_.server.total()))
-    assert sums["holders"].tolist() == [4.0, 4.0, 0.0]
+    assert sums["contributors"].tolist() == [4.0, 4.0, 0.0]
     assert sums["rows"][0].any()
 
 
@@ -417,10 +417,10 @@ def test_another_group_is_refused_by_a_daemon_that_was_killed_and_a_small_one_by
     later.server.groups = (("ann", "bob", "cleo"), ("dan",))
     blob = later.server.blob(TaskKind.SHARE, "ann")
     assert ann.work(later.task(TaskKind.SHARE, blob), blob) is None
-    assert "secure-sum.other-group" in ann.refused[-1]
+    assert "secure-aggregation.other-group" in ann.refused[-1]
     dan = first.daemons["dan"]
     assert dan.work(later.task(TaskKind.SHARE, blob), blob) is None
-    assert "secure-sum.small-group" in dan.refused[-1]
+    assert "secure-aggregation.small-group" in dan.refused[-1]
 
 
 @pytest.mark.parametrize(("asked", "declined"), [(1, False), (3, False), (4, True)])
@@ -431,7 +431,7 @@ def test_a_run_of_smaller_groups_than_the_policy_asks_for_is_declined(
     policy = daemon.agent._site.policy
     daemon.agent._site.policy = replace(policy, rules=policy.rules.model_copy(update={"sum_group": asked}))
     base = codec.encode(BASE)
-    at = (codec.digest(base), len(base), 60.0, 1, Subject.UPDATE)
+    at = (codec.digest(base), len(base), 60.0, 1, SumOf.UPDATE)
     upload = daemon.work(Task(TaskKind.FIT, "run", 1, "fit", *at), base)
     assert (upload is None) is declined
     assert ("sum_group" in "".join(daemon.refused)) is declined
@@ -479,7 +479,7 @@ def test_an_update_leaves_by_the_recipe_alone_that_it_was_trained_by(
     with monkeypatch.context() as patched:
         patched.setattr(task_tools, "reach", killed_after_staging)
         with pytest.raises(KilledError):
-            daemon.work(Task(TaskKind.FIT, "run", 1, "f", codec.digest(base), len(base), 60.0, 1, Subject.UPDATE), base)
+            daemon.work(Task(TaskKind.FIT, "run", 1, "f", codec.digest(base), len(base), 60.0, 1, SumOf.UPDATE), base)
     dp = {**SHARED["plan"]["dp"], "noise_multiplier": 1e-3}
     quieter = {**SHARED, "plan": {**SHARED["plan"], "dp": dp}}
     daemon.made.recipe = quieter

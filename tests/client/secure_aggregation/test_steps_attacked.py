@@ -1,4 +1,4 @@
-"""A server that lies in a secure sum: the daemon refuses it by name, and the site's audit log says so."""
+"""A server that lies in a secure aggregation: the daemon refuses it by name, and the site's audit log says so."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Audited(Daemon):
         if not hasattr(self, "audit"):
             self.audit = ClientAudit(Journal(self.folder / FILE))
         agent._work.sums.membership = membership_of(
-            self.folder, self.made.name, lambda: None, record=self.audit.secure_sum
+            self.folder, self.made.name, lambda: None, record=self.audit.secure_aggregation
         )
 
         def refused(task: object, violation: Exception) -> None:
@@ -76,7 +76,7 @@ def test_a_key_that_the_server_put_in_place_of_the_sites_own(
 ) -> None:
     lie = with_keys(round_, of_the_server(round_, tmp_path / "mallory", "ann"))
     assert asked(round_, TaskKind.SHARE, lie, "lie") is None
-    assert "(secure-sum.replaced-keys)" in shown(round_, capfd)
+    assert "(secure-aggregation.replaced-keys)" in shown(round_, capfd)
 
 
 def test_a_key_that_the_server_put_in_place_of_another_sites(
@@ -88,7 +88,7 @@ def test_a_key_that_the_server_put_in_place_of_another_sites(
     lie = with_keys(again, of_the_server(again, tmp_path / "mallory", "bob"))
     assert asked(again, TaskKind.SHARE, lie, "lie") is None
     text = shown(again, capfd)
-    assert "(secure-sum.changed-identity)" in text
+    assert "(secure-aggregation.changed-identity)" in text
     assert "bob has another identity than when it was first met here" in text
 
 
@@ -96,7 +96,7 @@ def test_a_second_list_of_who_takes_part(round_: Round, tmp_path: Path, capfd: p
     round_.until(TaskKind.MASK)
     lie = codec.encode(payload_of(RosterMessage(round_.server.roster.adverts[:3], (SITES[:3],))))
     assert asked(round_, TaskKind.SHARE, lie, "lie") is None
-    assert "(secure-sum.second-roster)" in shown(round_, capfd)
+    assert "(secure-aggregation.second-roster)" in shown(round_, capfd)
 
 
 @pytest.mark.parametrize("step", [TaskKind.AGREE, TaskKind.REVEAL])
@@ -106,13 +106,13 @@ def test_two_sets_of_survivors(round_: Round, step: TaskKind, capfd: pytest.Capt
     signed = {} if step is TaskKind.AGREE else dict.fromkeys(SITES[:3], bytes(64))
     lie = codec.encode(payload_of(SurvivorsMessage(SITES[:3], signed)))
     assert asked(round_, step, lie, "lie") is None
-    assert "(secure-sum.broken-group)" in shown(round_, capfd)
+    assert "(secure-aggregation.broken-group)" in shown(round_, capfd)
 
 
 def test_another_model_for_one_site(round_: Round, capfd: pytest.CaptureFixture[str]) -> None:
     round_.until(TaskKind.MASK)
     assert asked(round_, TaskKind.FIT, OTHER, "lie") is None
-    assert "(secure-sum.other-base)" in shown(round_, capfd)
+    assert "(secure-aggregation.other-base)" in shown(round_, capfd)
 
 
 def test_one_site_begins_from_another_model_and_the_sum_comes_to_nothing(
@@ -130,26 +130,26 @@ def test_one_site_begins_from_another_model_and_the_sum_comes_to_nothing(
     for site in SITES:
         assert daemons[site].work(honest.task(TaskKind.SHARE, blob, f"share-{site}"), blob) is None
     assert "bob is not signed by it for this sum: it was sent another model" in shown(lied, capfd)
-    assert all("(secure-sum.bad-signature)" in daemons[site].refused[-1] for site in SITES[1:])
+    assert all("(secure-aggregation.bad-signature)" in daemons[site].refused[-1] for site in SITES[1:])
 
 
 def test_what_it_took_part_in_is_in_its_audit_log(round_: Round, capfd: pytest.CaptureFixture[str]) -> None:
     round_.until(TaskKind.REVEAL)
     before = shown(round_, capfd)
     assert all(f"identity of {site} believed on first use, code " in before for site in SITES[1:])
-    assert "secure sum opened" not in before
+    assert "secure aggregation opened" not in before
     round_.until(None)
     after = shown(round_, capfd)
-    assert "secure sum opened, round 1 of run run, attempt 1: the update of ann, bob, cleo, dan" in after
+    assert "secure aggregation opened, round 1 of run run, attempt 1: the update of ann, bob, cleo, dan" in after
     asked(round_, TaskKind.REVEAL, round_.server.blob(TaskKind.REVEAL, "ann"), "again")
-    assert shown(round_, capfd).count("secure sum opened") == 1
+    assert shown(round_, capfd).count("secure aggregation opened") == 1
 
 
 def test_models_alone_are_compared_between_sites(round_: Round, capfd: pytest.CaptureFixture[str]) -> None:
     """What a site is sent for other steps of a sum is for it alone."""
     ann = round_.daemons["ann"]
     assert isinstance(ann, Audited)
-    for kind, base in (("fit", "a" * 64), ("share", "b" * 64), ("holders", "c" * 64)):
+    for kind, base in (("fit", "a" * 64), ("share", "b" * 64), ("contributors", "c" * 64)):
         ann.audit.task({"kind": kind, "run": "run", "round": 1, "task_id": kind, "base_digest": base})
     code, text, _ = called(capfd, "audit", "show", ann.folder, "--bases")
     assert (code, text) == (0, f"run 1 fit {'a' * 64}\n")

@@ -26,7 +26,7 @@ from protofed.common.protocol.messages import Receipt, Task, TaskKind, Verdict
 from protofed.common.storage import files
 
 COUNTED = (Verdict.ACCEPTED, Verdict.DUPLICATE)
-FORGOTTEN = (Verdict.STALE, Verdict.NOT_NEEDED, Verdict.INVALID)
+FORGOTTEN = (Verdict.LATE, Verdict.NOT_NEEDED, Verdict.REFUSED)
 Open = Callable[[], DiskStore]
 
 
@@ -59,7 +59,7 @@ def counted(store: Store, *rounds: int, run: str = "run") -> None:
 
 def number(held: SiteState) -> float | None:
     """What `counted` gave in the round that is held."""
-    return None if held == SiteState() else float(held.memory[Part.HEAD]["w"][0, 0]) - 0.5
+    return None if held == SiteState() else float(held.client_state[Part.HEAD]["w"][0, 0]) - 0.5
 
 
 def task_ids(store: Store, run: str = "run") -> list[str]:
@@ -89,7 +89,7 @@ def store(request: pytest.FixtureRequest) -> Store:
 
 
 def test_nothing_is_held_before_the_first_round(store: Store) -> None:
-    assert store.last_counted("run", 1) == SiteState(round=0, memory={}, personal=None)
+    assert store.last_counted("run", 1) == SiteState(round=0, client_state={}, personal=None)
     assert store.unsettled("run") == []
 
 
@@ -116,7 +116,7 @@ def test_an_accepted_outcome_is_held_whole(verdict: Verdict, store: Store) -> No
     store.settle(task(2), receipt(verdict))
     held = store.last_counted("run", 3)
     assert (held.round, task_ids(store)) == (2, [])
-    assert same_tensors(held.memory, given.memory)
+    assert same_tensors(held.client_state, given.client_state)
     assert held.personal is not None
     assert same_tensors(held.personal, given.personal)
 
@@ -165,7 +165,7 @@ def test_a_method_without_memory_and_tensors_is_kept_too(store: Store) -> None:
     store.stage(task(1), FitOutcome(Update("ann", {}), {}, outcome(1).personal))
     assert store.unsettled("run")[0][1].payload == {}
     store.settle(task(1), receipt())
-    assert store.last_counted("run", 2).memory == {}
+    assert store.last_counted("run", 2).client_state == {}
     assert store.last_counted("run", 2).personal is not None
 
 
@@ -226,7 +226,7 @@ def test_an_update_that_is_handed_in_late_takes_nothing_from_later_rounds(reopen
 def test_an_update_leaves_the_disk_once_it_is_settled(reopen: Open, tmp_path: Path) -> None:
     counted(reopen(), 1)
     assert sorted(path.name for path in (tmp_path / "state" / "run" / "000001").iterdir()) == [
-        "memory.safetensors",
+        "client_state.safetensors",
         "personal.safetensors",
         "receipt.json",
         "task.json",
@@ -252,7 +252,7 @@ def test_a_folder_is_for_one_daemon(tmp_path: Path) -> None:
     DiskStore(tmp_path).close()
 
 
-@pytest.mark.parametrize("name", ["memory.safetensors", "personal.safetensors"])
+@pytest.mark.parametrize("name", ["client_state.safetensors", "personal.safetensors"])
 @pytest.mark.parametrize("damage", ["cut", "gone"])
 def test_a_damaged_memory_is_an_error_and_never_a_fresh_start(
     name: str, damage: str, reopen: Open, tmp_path: Path
@@ -333,14 +333,14 @@ class DiedError(BaseException):
 
 
 REMOVALS: dict[str, Callable[[Store], None]] = {
-    "forgetting": lambda store: store.settle(task(4), receipt(Verdict.STALE)),
+    "forgetting": lambda store: store.settle(task(4), receipt(Verdict.LATE)),
     "pruning": lambda store: store.settle(task(4), receipt()),
     "replacing": lambda store: store.stage(task(3, "again"), outcome(30)),
     "rolling back": lambda store: store.stage(task(2, "again"), outcome(20)),
 }
 
 
-@pytest.mark.parametrize("first", ["task.json", "receipt.json", "memory.safetensors", "update.safetensors"])
+@pytest.mark.parametrize("first", ["task.json", "receipt.json", "client_state.safetensors", "update.safetensors"])
 @pytest.mark.parametrize("during", REMOVALS)
 def test_death_while_a_round_is_removed_leaves_no_half_of_it(
     first: str, during: str, reopen: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

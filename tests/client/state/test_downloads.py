@@ -173,7 +173,7 @@ def test_only_the_newest_are_kept_and_what_was_used_last_is_new(
     assert names(tmp_path) == {digest(blobs[0]), digest(blobs[2])}
 
 
-def test_what_was_begun_for_a_task_that_is_over_goes_with_the_next_that_is_whole(
+def test_what_was_started_for_a_task_that_is_over_goes_with_the_next_that_is_whole(
     restart: Callable[[], DiskDownloads], fetch: Callable[..., bytes], tmp_path: Path
 ) -> None:
     peer = Peer()

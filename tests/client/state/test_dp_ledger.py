@@ -184,9 +184,9 @@ def test_a_crash_at_any_point_never_counts_too_little(path: Path, point: str) ->
     DpLedger(path).spend(fit(1), NOISE, SMALL)
     command = [sys.executable, "-c", CRASHING, str(path), f"{point}=kill"]
     crashed = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (crashed.returncode, crashed.stdout) == (-signal.SIGKILL, "")  # no fit has begun
-    begun = len(read(path).spends)
-    assert begun == {"budget-asked": 1, "budget-spent": 2}[point]
+    assert (crashed.returncode, crashed.stdout) == (-signal.SIGKILL, "")  # no fit has started
+    started = len(read(path).spends)
+    assert started == {"budget-asked": 1, "budget-spent": 2}[point]
     again = subprocess.run([*command[:-1], ""], capture_output=True, text=True, check=True)
     assert again.stdout == "the fit begins\n"
     assert read(path).events() == (NoisySums(0.1, 2.0, 20),)

@@ -35,7 +35,7 @@ def test_an_old_round_that_does_not_count_changes_nothing(store: DiskStore, tmp_
     store.stage(task(2, "again"), outcome(7))
     assert store.last_counted("run", 9).round == 1
     assert aside(tmp_path) == ["000002", "000003", "000004"]
-    store.settle(task(2, "again"), receipt(Verdict.STALE))
+    store.settle(task(2, "again"), receipt(Verdict.LATE))
     assert store.last_counted("run", 9).round == 4
     assert aside(tmp_path) == []
 
@@ -56,7 +56,7 @@ def test_what_another_task_moved_aside_does_not_come_back_with_this_one(store: D
     store.stage(task(2, "again"), outcome(7))
     store.settle(task(2, "again"), receipt())
     store.stage(task(3, "then"), outcome(8))
-    store.settle(task(3, "then"), receipt(Verdict.STALE))
+    store.settle(task(3, "then"), receipt(Verdict.LATE))
     assert store.last_counted("run", 9).round == 2
     assert aside(tmp_path) == ["000003", "000004"]
 
@@ -142,8 +142,8 @@ def test_what_was_scored_survives_and_a_damaged_record_is_an_error(tmp_path: Pat
 
 def test_a_fit_starts_from_no_memory_of_a_round_that_was_rolled_back(store: DiskStore, tmp_path: Path) -> None:
     """Rounds 3 and 4 were done again by other sites; the server says that of this one's updates round 2's stands."""
-    fit = replace(task(5), memory_round=2)
-    assert number(store.last_counted("run", fit.memory_before)) == 2
+    fit = replace(task(5), state_round=2)
+    assert number(store.last_counted("run", fit.state_before)) == 2
     store.stage(fit, outcome(5))
     assert aside(tmp_path) == ["000003", "000004"]
     store.settle(fit, receipt())
@@ -151,9 +151,9 @@ def test_a_fit_starts_from_no_memory_of_a_round_that_was_rolled_back(store: Disk
 
 
 def test_what_a_fit_passed_over_comes_back_if_it_does_not_count(store: DiskStore, tmp_path: Path) -> None:
-    fit = replace(task(5), memory_round=2)
+    fit = replace(task(5), state_round=2)
     store.stage(fit, outcome(5))
-    store.settle(fit, receipt(Verdict.STALE))
+    store.settle(fit, receipt(Verdict.LATE))
     assert (store.counted("run"), aside(tmp_path)) == ([1, 2, 3, 4], [])
 
 
@@ -161,23 +161,23 @@ def test_what_was_passed_over_takes_no_place_of_a_round_that_stands(tmp_path: Pa
     store = DiskStore(tmp_path)
     store.retain(1)  # two rounds stay
     counted(store, 1, 2)
-    fit = replace(task(5), memory_round=1)
+    fit = replace(task(5), state_round=1)
     store.stage(fit, outcome(5))
     store.settle(fit, receipt())
     assert store.counted("run") == [1, 5]
 
 
-@pytest.mark.parametrize(("memory_round", "before"), [(None, 5), (0, 1), (2, 3), (4, 5), (9, 5)])
-def test_a_server_can_name_no_later_memory_than_the_rounds(memory_round: int | None, before: int) -> None:
-    assert replace(task(5), memory_round=memory_round).memory_before == before
+@pytest.mark.parametrize(("state_round", "before"), [(None, 5), (0, 1), (2, 3), (4, 5), (9, 5)])
+def test_a_server_can_name_no_later_memory_than_the_rounds(state_round: int | None, before: int) -> None:
+    assert replace(task(5), state_round=state_round).state_before == before
 
 
 def test_in_a_simulation_an_update_of_an_abandoned_attempt_is_passed_over() -> None:
     """Round 2's first attempt counted here and was abandoned; other sites did the second one."""
     store = MemoryStore()
     counted(store, 1, 2)
-    fit = replace(task(3), memory_round=1)
-    assert number(store.last_counted("run", fit.memory_before)) == 1
+    fit = replace(task(3), state_round=1)
+    assert number(store.last_counted("run", fit.state_before)) == 1
     store.stage(fit, outcome(3))
     store.settle(fit, receipt())
     assert (number(store.last_counted("run", 9)), store.counted("run")) == (3, [1, 3])

@@ -83,12 +83,14 @@ def data() -> SiteData:
 
 
 def local_of(
-    plan: dict[str, Any], memory: Payload, kept: Checkpoints, check: Callable[[], None], round: int = ROUND
+    plan: dict[str, Any], client_state: Payload, kept: Checkpoints, check: Callable[[], None], round: int = ROUND
 ) -> FitContext:
     """Fresh objects, as after a restart."""
     made = Plan(**{"epochs": 2, "batch_size": 4, "checkpoint": True, **plan})
     rng = seeded(0, round, "ann", torch.device("cpu"))
-    return FitContext("ann", round, 4, model(), data(), CLASSES, made, rng, dict(memory), check=check, checkpoints=kept)
+    return FitContext(
+        "ann", round, 4, model(), data(), CLASSES, made, rng, dict(client_state), check=check, checkpoints=kept
+    )
 
 
 @dataclass
@@ -105,14 +107,14 @@ class Case:
         state = server.init(whole(model()), round_context(CLASSES))
         local = local_of(self.plan, {}, NoCheckpoints(), lambda: None, round=1)
         update = self.method.fit(local, server.broadcast(state, "ann"))
-        self.memory: Payload = local.memory
+        self.client_state: Payload = local.client_state
         self.received = server.broadcast(server.aggregate(state, [update], round_context()), "ann")
 
     def fit(self, kept: Checkpoints, check: Callable[[], None]) -> bytes:
         """All that comes of it: what is sent, said, remembered and predicted with."""
-        local = local_of(self.plan, self.memory, kept, check)
+        local = local_of(self.plan, self.client_state, kept, check)
         update = self.method.fit(local, self.received)
-        payloads = map(codec.encode, (update.payload, local.memory, whole(local.model)))
+        payloads = map(codec.encode, (update.payload, local.client_state, whole(local.model)))
         return b"".join(payloads) + repr(update.metrics).encode()
 
 
@@ -344,7 +346,11 @@ def outcome(folder: Path, harness: AgentHarness) -> tuple[list[bytes], bytes, fl
     held = harness.store.last_counted("run", 9)
     assert (held.round, left(folder)) == (2, [])
     pushed = harness.link.pushed[-1][1]
-    return [released.data for _, released in harness.link.pushed], codec.encode(held.memory), pushed.metrics["loss"]
+    return (
+        [released.data for _, released in harness.link.pushed],
+        codec.encode(held.client_state),
+        pushed.metrics["loss"],
+    )
 
 
 @pytest.mark.parametrize("at", range(6))
@@ -359,7 +365,7 @@ def test_a_daemon_that_dies_in_a_fit_goes_on_with_the_same_task_id(at: int, tmp_
     assert len(left(tmp_path / "stormy")) == (at >= 3)
     stormy.restart(tmp_path / "stormy")
     after, counting = stormy.store.last_counted("run", 9), Deadly()
-    assert codec.encode(before.memory) == codec.encode(after.memory)  # an unfinished fit changes no memory
+    assert codec.encode(before.client_state) == codec.encode(after.client_state)  # an unfinished fit changes no memory
     stormy.now.check = counting  # type: ignore[method-assign]
     stormy.link.tasks.append(task)
     work(stormy.agent(), 1)

@@ -1,6 +1,6 @@
 """Noise: normal, of the secret's stream, the same after a restart and of no other fit; and what a fit may spend.
 
-Noise that the sites of a secure sum share: it adds up on the ring, and rounding it costs nothing.
+Noise that the sites of a secure aggregation share: it adds up on the ring, and rounding it costs nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from protofed.client.training.dp import DpContext, DpNoise, NoiseShare, fit_seed, share_std
 from protofed.common.config.recipe import DpCost, DpPlan, Plan
-from protofed.common.errors import FailureReason, SecureSumError, TaskFailedError
+from protofed.common.errors import FailureReason, SecureAggregationError, TaskFailedError
 from protofed.common.payload import Part, Payload, Update, describe
 from protofed.common.secure_aggregation.linear_form import ClassRows, FixedPoint, SumForm, SumLayout
 
@@ -139,10 +139,10 @@ def test_a_simulated_update_has_the_same_share_in_its_own_precision() -> None:
         np.testing.assert_allclose(array, noisy[key], rtol=0, atol=1e-7)
 
 
-def test_it_is_refused_where_rows_are_summed_that_it_does_not_hide() -> None:
+def test_it_is_refused_where_rows_are_aggregated_that_it_does_not_hide() -> None:
     form = SumForm((Part.BODY,), rows=ClassRows(Part.PROTOTYPES, (Part.BODY, "w")))
     layout = SumLayout.of(form, describe(MODEL), MODEL)
-    with pytest.raises(SecureSumError):
+    with pytest.raises(SecureAggregationError):
         share_of(1).on_words(layout, np.zeros(layout.size, np.uint64), 40)
 
 

@@ -114,7 +114,7 @@ class Short:
             3,
         )
         rng = seeded(0, 1, "ann", torch.device("cpu"))
-        self.local = FitContext("ann", 1, 1, self.model, data, 3, Plan(**plan), rng, memory={})
+        self.local = FitContext("ann", 1, 1, self.model, data, 3, Plan(**plan), rng, client_state={})
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
         self.sizes.append(len(labels))

@@ -162,7 +162,7 @@ def test_training_is_in_training_mode_and_epochs_are_shuffled_by_the_sites_gener
     for run, seed in enumerate((3, 3, 4)):
         model = SplitModel(nn.Flatten(), nn.Linear(1, 2)).eval()
         rng = torch.Generator().manual_seed(seed)
-        local = FitContext("ann", 1, 1, model, data, 2, Plan(epochs=2, batch_size=3), rng, memory={})
+        local = FitContext("ann", 1, 1, model, data, 2, Plan(epochs=2, batch_size=3), rng, client_state={})
 
         def loss(x: Tensor, _: Tensor, model: SplitModel = model, run: int = run) -> Tensor:
             assert model.training
@@ -452,11 +452,11 @@ def test_prototypes_that_do_not_fit_are_refused_by_name(rows: Tensors) -> None:
 def test_memory_comes_before_the_first_value(local_of: LocalOf) -> None:
     local, first = local_of([1.0]), torch.ones(2)
     assert remembered(local, Part.PROTOTYPES, "margins", first) is first
-    local.memory[Part.PROTOTYPES] = {"another": np.zeros(2)}
+    local.client_state[Part.PROTOTYPES] = {"another": np.zeros(2)}
     assert remembered(local, Part.PROTOTYPES, "margins", first) is first
     kept = np.array([0.25, -1.0])
     kept.flags.writeable = False
-    local.memory[Part.PROTOTYPES] = {"margins": kept}
+    local.client_state[Part.PROTOTYPES] = {"margins": kept}
     again = remembered(local, Part.PROTOTYPES, "margins", first)
     again += 1
     assert again.tolist() == [1.25, 0.0]
@@ -475,7 +475,7 @@ def site(labels: list[int], head: nn.Module) -> FitContext:
     torch.manual_seed(0)
     body = nn.Sequential(nn.Flatten(), nn.Linear(4, WIDE), nn.BatchNorm1d(WIDE), nn.Dropout(0.5))
     model = SplitModel(body, head).train()
-    return FitContext("ann", 1, 1, model, data, CLASSES, Plan(), torch.Generator().manual_seed(0), memory={})
+    return FitContext("ann", 1, 1, model, data, CLASSES, Plan(), torch.Generator().manual_seed(0), client_state={})
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -305,7 +305,7 @@ def local() -> FitContext:
     body = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(1, affine=False))
     data = SiteData(SOME, SOME, TWO, 2)
     split = SplitModel(body, nn.Linear(1, 2)).float()
-    return FitContext("ann", 1, 1, split, data, 2, Plan(), torch.Generator(), memory={})
+    return FitContext("ann", 1, 1, split, data, 2, Plan(), torch.Generator(), client_state={})
 
 
 def test_losses_are_means_over_the_examples_in_evaluation_mode(local: FitContext) -> None:

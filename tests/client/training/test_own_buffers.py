@@ -21,7 +21,7 @@ from protofed.client.training.context import (
     OWN_BUFFERS,
     FitContext,
     NoCheckpoints,
-    memory_with_buffers,
+    client_state_with_buffers,
     with_own_buffers,
 )
 from protofed.common import codec
@@ -55,7 +55,7 @@ class Lab:
         server, context = server_methods.build(method, {}), round_context(10)
         state = server.init(first, context)
         outcome = self.fit(1, SiteState(), server.broadcast(state, "ann"))
-        self.state = SiteState(1, outcome.memory, outcome.personal)
+        self.state = SiteState(1, outcome.client_state, outcome.personal)
         self.sent = server.broadcast(server.aggregate(state, [outcome.update], context), "ann")
 
     def fit(self, number: int, state: SiteState, base: Payload) -> FitOutcome:
@@ -65,7 +65,7 @@ class Lab:
     def second(self, base: Payload) -> bytes:
         """All that the second fit leaves."""
         made = self.fit(2, self.state, base)
-        return b"".join(codec.encode(some) for some in (made.update.payload, made.memory, made.personal))
+        return b"".join(codec.encode(some) for some in (made.update.payload, made.client_state, made.personal))
 
     def scores(self, scored: ScoredModel, base: Payload) -> dict[str, float]:
         work = Computation("ann", self.run, task(TaskKind.SCORE, 2), self.state, scored=scored)
@@ -100,7 +100,7 @@ def test_what_the_server_sends_of_them_changes_nothing(method: str) -> None:
 @pytest.mark.parametrize("method", SENDERS)
 def test_else_it_does_and_nothing_is_remembered(method: str) -> None:
     lab = Lab(method, "averaged")
-    assert not any(name.startswith(OWN_BUFFERS) for name in lab.state.memory.get(Part.PRIVATE, {}))
+    assert not any(name.startswith(OWN_BUFFERS) for name in lab.state.client_state.get(Part.PRIVATE, {}))
     assert lab.second(lab.sent) != lab.second(with_buffers(lab.sent, far))
 
 
@@ -114,12 +114,12 @@ def test_the_global_model_is_scored_with_the_servers() -> None:
 def test_a_site_sends_its_statistics_all_the_same_and_remembers_them_beside_the_methods_memory() -> None:
     lab = Lab("moon", "local")
     sent = lab.fit(2, lab.state, lab.sent)
-    kept = sent.memory[Part.PRIVATE]
+    kept = sent.client_state[Part.PRIVATE]
     assert kept.keys() == {f"buffers.body.{name}" for name in BUFFERS}
     for name in BUFFERS:
         assert np.array_equal(kept[f"buffers.body.{name}"], sent.update.payload[Part.BODY][name])
     assert kept["buffers.body.2.num_batches_tracked"] == 2 * 2 * 4  # of both rounds
-    assert same_tensors({Part.BODY: sent.memory[Part.BODY]}, {Part.BODY: sent.update.payload[Part.BODY]})
+    assert same_tensors({Part.BODY: sent.client_state[Part.BODY]}, {Part.BODY: sent.update.payload[Part.BODY]})
 
 
 def test_before_its_first_fit_a_site_has_what_was_sent(local_of: LocalOf) -> None:
@@ -137,7 +137,7 @@ class Distant(dict[Part, Any]):
 
 def test_nothing_is_read_of_what_was_sent_before_the_method_asks(local_of: LocalOf) -> None:
     local = local_of([1.0], buffers="local")
-    local.memory = dict(OWN)
+    local.client_state = dict(OWN)
     made = with_own_buffers(Distant({Part.BODY: {}}), local)
     assert list(made) == [Part.BODY]
     with pytest.raises(AssertionError, match="nobody asked"):
@@ -150,7 +150,7 @@ OWN: Payload = {Part.PRIVATE: {"buffers.body.bn.running_mean": np.array([1.0, 2.
 @pytest.mark.parametrize("part", [Part.BODY, Part.CLASS_MODELS, Part.SITE_MODELS])
 def test_own_ones_are_put_in_place_in_each_row_of_several_models(part: Part, local_of: LocalOf) -> None:
     local = local_of([1.0], buffers="local")
-    local.memory = dict(OWN)
+    local.client_state = dict(OWN)
     theirs = {"bn.running_mean": np.zeros(2), "bn.running_var": np.ones(2), "bn.weight": np.ones(2)}
     stacked = part is not Part.BODY
     rows = {f"body.{name}": np.stack([array] * 3) for name, array in theirs.items()}
@@ -166,7 +166,7 @@ def test_own_ones_are_put_in_place_in_each_row_of_several_models(part: Part, loc
 def test_a_heads_own_statistics_are_not_the_bodys_of_the_same_name(local_of: LocalOf) -> None:
     local = local_of([1.0], buffers="local")
     update: Payload = {part: {"bn.running_mean": np.full(2, n)} for n, part in enumerate((Part.BODY, Part.HEAD), 1)}
-    local.memory = dict(memory_with_buffers(local, update, {}))
+    local.client_state = dict(client_state_with_buffers(local, update, {}))
     received: Payload = {part: {"bn.running_mean": np.zeros(2)} for part in (Part.BODY, Part.HEAD)}
     made = with_own_buffers(received, local)
     assert [made[part]["bn.running_mean"].tolist() for part in (Part.BODY, Part.HEAD)] == [[1.0, 1.0], [2.0, 2.0]]
@@ -174,16 +174,16 @@ def test_a_heads_own_statistics_are_not_the_bodys_of_the_same_name(local_of: Loc
 
 def test_a_tensor_of_another_shape_is_left_for_the_model_to_refuse(local_of: LocalOf) -> None:
     local = local_of([1.0], buffers="local")
-    local.memory = dict(OWN)
+    local.client_state = dict(OWN)
     received: Payload = {Part.BODY: {"bn.running_mean": np.zeros(3)}}
     assert with_own_buffers(received, local)[Part.BODY]["bn.running_mean"].tolist() == [0, 0, 0]
 
 
 def test_a_round_whose_update_has_none_keeps_those_before_it(local_of: LocalOf) -> None:
     local = local_of([1.0], buffers="local")
-    local.memory = {Part.PRIVATE: {"seen": np.array(8)}}  # a method that wrote its part anew
-    kept = memory_with_buffers(local, {Part.HEAD: {"weight": np.ones(1)}}, OWN)
+    local.client_state = {Part.PRIVATE: {"seen": np.array(8)}}  # a method that wrote its part anew
+    kept = client_state_with_buffers(local, {Part.HEAD: {"weight": np.ones(1)}}, OWN)
     assert kept[Part.PRIVATE]["seen"] == 8
     assert kept[Part.PRIVATE]["buffers.body.bn.running_mean"].tolist() == [1.0, 2.0]
-    newer = memory_with_buffers(local, {Part.BODY: {"bn.running_mean": np.zeros(2)}}, OWN)
+    newer = client_state_with_buffers(local, {Part.BODY: {"bn.running_mean": np.zeros(2)}}, OWN)
     assert newer[Part.PRIVATE]["buffers.body.bn.running_mean"].tolist() == [0.0, 0.0]

@@ -44,7 +44,7 @@ def counts(method: str, sampling: Sampling, epochs: list[list[int]]) -> set[tupl
     images = torch.rand(len(HELD), 1, 2, 2, generator=torch.Generator().manual_seed(0))
     examples, model = Examples(images, HELD), seeded(SMALL, 3)
     plan, rng = Plan(epochs=2, batch_size=10, sampling=sampling), torch.Generator().manual_seed(0)
-    local = FitContext("ann", 1, 1, model, SiteData(examples, examples, SMALL, 3), 3, plan, rng, memory={})
+    local = FitContext("ann", 1, 1, model, SiteData(examples, examples, SMALL, 3), 3, plan, rng, client_state={})
     server = server_methods.build(method, {})
     state = server.init(parts(model), round_context(3))
     client_methods.build(method, brief(method)).fit(local, server.broadcast(state, "ann"))

@@ -188,9 +188,9 @@ def test_a_further_step_is_made_of_parts_where_memory_is_short(
 ) -> None:
     plan = {"batch_size": 7, "epochs": 2, "lr": 0.1, "max_grad_norm": 0.5}
     found, times = [], 0
-    for memory in (7, room):
+    for client_state in (7, room):
         local, v = local_of([0.5, 1.25, -2.0, 0.75, 3.0, -0.25, 1.5], **plan), free(2.0, -1.0)
-        own, other = Short(product(*of_model(local)), 7), Short(product(*v), memory)
+        own, other = Short(product(*of_model(local)), 7), Short(product(*v), client_state)
 
         def after(step: Step, other: Loss = other) -> None:
             nonlocal times
@@ -227,6 +227,6 @@ def test_all_of_it_in_one_method_trains_its_model_as_it_would_alone(local_of: Lo
     sites[1].train_calls = 0
     super(Branched, Branched()).fit(sites[1], received)
     assert dump(sites[0].model.body) == dump(sites[1].model.body)
-    v = sites[0].memory[Part.BODY]
+    v = sites[0].client_state[Part.BODY]
     assert v["alpha"] != 0.5
     assert v["body.weight"] != pytest.approx(1.1 * 0.3, abs=1e-9)

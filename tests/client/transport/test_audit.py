@@ -72,10 +72,10 @@ class Slow(MemoryAuditLog):
 
     def __init__(self) -> None:
         super().__init__()
-        self.begun, self.go = threading.Event(), threading.Event()
+        self.started, self.go = threading.Event(), threading.Event()
 
     def append_all(self, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-        self.begun.set()
+        self.started.set()
         assert self.go.wait(SOON)
         super().append_all(entries)
 
@@ -83,7 +83,7 @@ class Slow(MemoryAuditLog):
 def three_behind_one(slow: Slow, audit: ClientAudit, pool: ThreadPoolExecutor) -> list[Future[None]]:
     """The first of four threads writes, and the others have queued."""
     calls = [pool.submit(send, audit, b"first")]
-    assert slow.begun.wait(SOON)
+    assert slow.started.wait(SOON)
     calls += [pool.submit(send, audit, b"%d" % index) for index in range(3)]
     while len(audit._queue) < 3:
         assert not any(call.done() for call in calls)
@@ -105,7 +105,7 @@ def test_a_shared_write_that_fails_fails_for_all_that_shared_it() -> None:
     with ThreadPoolExecutor(4) as pool:
         audit = ClientAudit(slow)
         calls = [pool.submit(send, audit, b"first")]
-        assert slow.begun.wait(SOON)
+        assert slow.started.wait(SOON)
         calls += [pool.submit(send, audit, b"%d" % index) for index in range(3)]
         while len(audit._queue) < 3:
             pass

@@ -251,7 +251,7 @@ def test_whoever_waits_for_the_server_can_still_be_closed(
 
 def test_receipts_are_told(serve: Callable[..., RawServer], dial: Callable[..., Calls], kept: MemoryAuditLog) -> None:
     server = serve()
-    server.reply = pb.Receipt(verdict=pb.VERDICT_STALE).SerializeToString()
+    server.reply = pb.Receipt(verdict=pb.VERDICT_LATE).SerializeToString()
     dial(server.address).call("CommitUpload", pb.CommitRequest(run="r"), pb.Receipt)
     assert [facts["verdict"] for facts in kept.of("answered")] == ["stale"]
 

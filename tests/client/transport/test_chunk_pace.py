@@ -33,16 +33,16 @@ def deadline(pace: ChunkPace) -> float:
 
 def room(pace: ChunkPace, pool: ThreadPoolExecutor) -> int:
     """How many chunks may be under way at once."""
-    begun, end = threading.Semaphore(0), threading.Event()
+    started, end = threading.Semaphore(0), threading.Event()
 
     def move() -> None:
         with pace.turn():
-            begun.release()
+            started.release()
             end.wait(SOON)
 
     moves = [pool.submit(move) for _ in range(IN_FLIGHT)]
     count = 0
-    while count < IN_FLIGHT and begun.acquire(timeout=0.2):
+    while count < IN_FLIGHT and started.acquire(timeout=0.2):
         count += 1
     end.set()
     for one in moves:

@@ -759,7 +759,7 @@ def test_nothing_is_sent_for_an_update_that_was_decided_already(
     server: ScriptedServicer, link: GrpcLink, task: Task
 ) -> None:
     update = released(10)
-    receipt = Receipt(Verdict.STALE, "round 3 is closed", update.manifest.digest, "seal")
+    receipt = Receipt(Verdict.LATE, "round 3 is closed", update.manifest.digest, "seal")
     server.on["BeginUpload"] = lambda *_: pb.UploadTicket(receipt=wire.pack_receipt(receipt))
     assert link.push(task, update) == receipt
     assert len(server.asked) == 1

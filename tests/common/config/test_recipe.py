@@ -524,11 +524,11 @@ def test_patience_with_scores_of_one_kind_is_enough() -> None:
 
 
 SHARED = {"noise_multiplier": 1.0, "sampling_rate": 0.1, "shared_by": 3}
-SUMMED = {"secure": True, "min_sites": 3}
+AGGREGATED = {"secure": True, "min_sites": 3}
 
 
 def test_noise_that_is_shared_is_that_of_one_step() -> None:
-    dp = sound(plan={"dp": SHARED}, federation=SUMMED).plan.dp
+    dp = sound(plan={"dp": SHARED}, federation=AGGREGATED).plan.dp
     assert dp is not None
     assert [dp.steps(epochs) for epochs in (0, 1)] == [0, 1]
     assert dp.model_copy(update={"shared_by": None}).steps(1) == 10
@@ -551,7 +551,7 @@ def test_noise_cannot_be_shared_where_the_sum_would_not_have_it(
     plan: dict[str, Any], federation: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(named)):
-        sound(plan={"dp": SHARED, **plan}, federation={**SUMMED, **federation})
+        sound(plan={"dp": SHARED, **plan}, federation={**AGGREGATED, **federation})
 
 
 @pytest.mark.parametrize(

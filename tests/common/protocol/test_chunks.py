@@ -215,7 +215,7 @@ def test_what_a_crash_tore_is_found_by_the_digest(partial: PartialBlob, target: 
     assert partial.begin(TOTAL) == frozenset()
 
 
-def test_what_was_never_begun_is_incomplete(partial: PartialBlob, target: Path, tmp_path: Path) -> None:
+def test_what_was_never_started_is_incomplete(partial: PartialBlob, target: Path, tmp_path: Path) -> None:
     with pytest.raises(IncompleteUploadError, match="begin it again"):
         send(partial, 0)
     with pytest.raises(IncompleteUploadError, match="begin it again"):
@@ -255,7 +255,7 @@ def test_files_that_go_away_under_it_are_incomplete_and_begin_again(
 
 
 @pytest.mark.parametrize("left", ["data", "data.held"])
-def test_half_of_a_beginning_is_begun_again(reopen: Callable[[], PartialBlob], target: Path, left: str) -> None:
+def test_half_of_a_beginning_is_started_again(reopen: Callable[[], PartialBlob], target: Path, left: str) -> None:
     """Killed between the two files, with a mark that belongs to nothing."""
     target.with_name(left).write_bytes(b"\1\1\1" if left == "data.held" else bytes(TOTAL))
     partial = reopen()
@@ -391,7 +391,7 @@ def test_a_link_takes_the_place_of_what_has_the_name(partial: PartialBlob, targe
     assert target.read_bytes() == DATA
 
 
-def test_what_was_not_checked_or_was_begun_anew_is_not_linked(partial: PartialBlob, target: Path) -> None:
+def test_what_was_not_checked_or_was_started_anew_is_not_linked(partial: PartialBlob, target: Path) -> None:
     partial.begin(TOTAL)
     send(partial, 0, 1, 2)
     with pytest.raises(IncompleteUploadError):
@@ -403,7 +403,7 @@ def test_what_was_not_checked_or_was_begun_anew_is_not_linked(partial: PartialBl
     assert not target.exists()
 
 
-def test_what_is_begun_anew_while_it_is_read_is_not_taken_for_checked(tmp_path: Path, target: Path) -> None:
+def test_what_is_started_anew_while_it_is_read_is_not_taken_for_checked(tmp_path: Path, target: Path) -> None:
     def read(path: Path) -> memoryview:
         one.begin(TOTAL + 1)  # nobody waits for it
         return memoryview(DATA)

@@ -12,7 +12,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 
 from protofed.common.payload import NOT_ON_THE_WIRE, Part
 from protofed.protos.v1 import federation_pb2 as pb
-from protofed.protos.v1 import secure_sums_pb2 as sums
+from protofed.protos.v1 import secure_aggregation_pb2 as sums
 
 # Every field of every message that a site sends, and why it may leave.
 ALLOWED = {
@@ -85,7 +85,7 @@ ALLOWED = {
     "ScoresRequest.ScoresEntry.key": "a name in the policy",
     "ScoresRequest.ScoresEntry.value": "one number",
 }
-# What a site sends of a secure sum, in a blob of part SECURE_SUM beside a masked vector.
+# What a site sends of a secure aggregation, in a blob of part SECURE_AGGREGATION beside a masked vector.
 ALLOWED_IN_SUMS = {
     "SumStep.keys": "public keys",
     "SumStep.shares": "sealed shares",
@@ -109,7 +109,7 @@ ALLOWED_IN_SUMS = {
     "SumSeeds.MaskSeedsEntry.key": "that site",
     "SumSeeds.MaskSeedsEntry.value": "the share",
 }
-FROM_THE_SERVER = {"SumStep.roster", "SumStep.survivors", "SumStep.holders"}
+FROM_THE_SERVER = {"SumStep.roster", "SumStep.survivors", "SumStep.contributors"}
 # Where a site may say a number of its own choosing: nothing else is a float, and nothing else is a list.
 FLOATS = {
     "EnrollRequest.wait_s",
@@ -145,7 +145,7 @@ NEVER = {
     *("patient", "patients", "raw", "text", "message", "note", "path", "file", "host", "address"),
 }
 PARTS = {
-    *("body", "head", "prototypes", "class_presence", "class_shares", "class_models", "secure_sum"),
+    *("body", "head", "prototypes", "class_presence", "class_shares", "class_models", "secure_aggregation"),
     *("control", "class_gradients", "choice", "steps", "site_models"),
 }
 
@@ -198,7 +198,7 @@ def test_every_field_that_a_site_sends_was_allowed_knowingly() -> None:
     assert all(ALLOWED.values())
 
 
-def test_what_a_site_sends_of_a_secure_sum_was_allowed_knowingly() -> None:
+def test_what_a_site_sends_of_a_secure_aggregation_was_allowed_knowingly() -> None:
     file = sums.DESCRIPTOR
     found = reached(file, [file.message_types_by_name["SumStep"]], frozenset(FROM_THE_SERVER))
     assert set(found) == set(ALLOWED_IN_SUMS)

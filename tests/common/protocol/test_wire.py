@@ -29,7 +29,7 @@ from protofed.common.protocol.messages import (
     Receipt,
     Role,
     Signal,
-    Subject,
+    SumOf,
     Task,
     TaskKind,
     Verdict,
@@ -74,8 +74,8 @@ tasks = st.builds(
     base_bytes=st.integers(0, 2**40),
     remaining_s=seconds,
     attempt=counts,
-    subject=st.none() | st.sampled_from(Subject),
-    memory_round=st.none() | counts,
+    sum_of=st.none() | st.sampled_from(SumOf),
+    state_round=st.none() | counts,
 )
 finished = st.builds(Finished, reason=words, last=st.booleans())
 specs = st.builds(
@@ -350,7 +350,7 @@ FIELDS = {
     "Receipt": "digest reason record_hash verdict",
     "ScoresRequest": "caller task_id round run scores",
     "ScoresRequest.ScoresEntry": "key value",
-    "Task": "attempt base_bytes base_digest kind memory_round remaining_s round run subject task_id",
+    "Task": "attempt base_bytes base_digest kind state_round remaining_s round run sum_of task_id",
     "Tensor": "dtype name part shape",
     "Upload": "id received_chunks",
     "UploadManifest": "base_digest caller digest digest_algorithm round run task_id tensors total_bytes",
@@ -409,7 +409,7 @@ def test_no_part_is_for_data() -> None:
         "PART_CLASS_PRESENCE",
         "PART_CLASS_SHARES",
         "PART_CLASS_MODELS",
-        "PART_SECURE_SUM",
+        "PART_SECURE_AGGREGATION",
         "PART_CONTROL",
         "PART_CLASS_GRADIENTS",
         "PART_CHOICE",

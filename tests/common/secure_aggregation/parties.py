@@ -1,4 +1,4 @@
-"""All sites and the server of one secure sum in memory, so that a test can drop, replace or lie at any step."""
+"""All sites and the server of one secure aggregation in memory, so that a test can drop, replace or lie at any step."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofed.common.codec import digest
 from protofed.common.payload import Array, SiteId
-from protofed.common.protocol.messages import Subject
+from protofed.common.protocol.messages import SumOf
 from protofed.common.secure_aggregation import keys, masking
 from protofed.common.secure_aggregation.groups import Groups, alone
 from protofed.common.secure_aggregation.keys import KeyAdvert, Roster, SiteSecrets, SumContext, Vector
 from protofed.common.secure_aggregation.masking import Masks, Revealed
 
-CONTEXT = SumContext("run", 3, 1, Subject.UPDATE, digest(b"recipe"), digest(b"base"), (Vector.HOLDERS, Vector.VALUES))
+CONTEXT = SumContext(
+    "run", 3, 1, SumOf.UPDATE, digest(b"recipe"), digest(b"base"), (Vector.CONTRIBUTORS, Vector.VALUES)
+)
 
 
 def identity_of(site: SiteId) -> Ed25519PrivateKey:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofed.common.errors import ConfigError, SecureSumError
+from protofed.common.errors import ConfigError, SecureAggregationError
 from protofed.common.secure_aggregation.keys import add_mask
 from protofed.common.secure_aggregation.linear_form import FixedPoint
 
@@ -35,7 +35,7 @@ def test_a_number_beyond_the_limit_is_clipped_to_it(number: float) -> None:
 
 
 def test_what_is_no_number_is_refused() -> None:
-    with pytest.raises(SecureSumError, match="one is none"):
+    with pytest.raises(SecureAggregationError, match="one is none"):
         FORM.encoded(np.array([0.0, math.nan]))
 
 

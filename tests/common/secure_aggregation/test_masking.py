@@ -12,9 +12,9 @@ from scipy.stats import chisquare
 from tests.common.secure_aggregation.parties import CONTEXT, Party, Sum, identity_of, numbers_of
 
 from protofed.common.codec import digest
-from protofed.common.errors import SecureSumError
+from protofed.common.errors import SecureAggregationError
 from protofed.common.payload import Array, SiteId
-from protofed.common.protocol.messages import Subject
+from protofed.common.protocol.messages import SumOf
 from protofed.common.secure_aggregation import masking
 from protofed.common.secure_aggregation.groups import Groups, alone
 from protofed.common.secure_aggregation.keys import (
@@ -36,8 +36,8 @@ def added(numbers: dict[SiteId, Array], alive: list[SiteId]) -> Array:
     return np.asarray(np.sum([numbers[site] for site in alive], axis=0, dtype=np.uint64))
 
 
-def refused(code: str) -> pytest.RaisesExc[SecureSumError]:
-    return pytest.RaisesExc(SecureSumError, check=lambda error: error.code == code)
+def refused(code: str) -> pytest.RaisesExc[SecureAggregationError]:
+    return pytest.RaisesExc(SecureAggregationError, check=lambda error: error.code == code)
 
 
 # The sum
@@ -124,12 +124,16 @@ def test_who_dealt_false_shares_is_named_and_of_whoever_reveals_them_how_many_th
     told = here.reveal(alive)
     for seeds in told.values():
         seeds.self_seeds["site-03"] = bytes(16)  # type: ignore[index]  # as it was dealt to them
-    with pytest.raises(SecureSumError, match=r"^the shares of site-03 do not give what site-03 promised: dealt false"):
+    with pytest.raises(
+        SecureAggregationError, match=r"^the shares of site-03 do not give what site-03 promised: dealt false"
+    ):
         masking.opened(here.masks(), alive, told)
     told = here.reveal(alive)
     for liar in ("site-01", "site-05"):
         told[liar] = Revealed(dict.fromkeys(alive, bytes(16)), {})
-    with pytest.raises(SecureSumError, match="2 or more of site-01, site-02, site-03, site-04, site-05 revealed false"):
+    with pytest.raises(
+        SecureAggregationError, match="2 or more of site-01, site-02, site-03, site-04, site-05 revealed false"
+    ):
         masking.opened(here.masks(), alive, told)
 
 
@@ -140,7 +144,7 @@ def test_a_site_that_deals_false_shares_among_many_is_named_though_others_lie_as
     for seeds in told.values():
         seeds.self_seeds["site-01"] = bytes(16)  # type: ignore[index]
     told["site-02"] = Revealed(dict.fromkeys(alive, bytes(16)), {})
-    with pytest.raises(SecureSumError, match=r"^the shares of site-01 do not"):
+    with pytest.raises(SecureAggregationError, match=r"^the shares of site-01 do not"):
         masking.opened(here.masks(), alive, told)
 
 
@@ -205,8 +209,8 @@ def test_opening_one_vector_opens_no_other() -> None:
     """The counts' masks, all of them known to the server, are none of the values'."""
     here = Sum.of(3)
     secrets = here.parties["site-01"].secrets
-    assert secrets.self_seed(Vector.HOLDERS) != secrets.self_seed(Vector.VALUES)
-    assert secrets.mask_seed(Vector.HOLDERS) != secrets.mask_seed(Vector.VALUES)
+    assert secrets.self_seed(Vector.CONTRIBUTORS) != secrets.self_seed(Vector.VALUES)
+    assert secrets.mask_seed(Vector.CONTRIBUTORS) != secrets.mask_seed(Vector.VALUES)
     one, other = (here.masks(vector).own_key("site-01", bytes(16)) for vector in Vector)
     assert one != other
 
@@ -240,7 +244,7 @@ def with_advert(roster: Roster, advert: KeyAdvert) -> Roster:
         {"round": 4},
         {"attempt": 2},
         {"run": "other"},
-        {"subject": Subject.SCORES},
+        {"sum_of": SumOf.SCORES},
         {"base": digest(b"x")},
         {"recipe": digest(b"x")},
     ],
@@ -328,11 +332,11 @@ def test_of_one_site_never_both_shares_are_revealed() -> None:
 
 
 def counting(here: Sum, present: dict[SiteId, Array]) -> tuple[Masks, dict[SiteId, Array], dict[SiteId, bytes], Opened]:
-    masks, sent = here.masks(Vector.HOLDERS), here.masked(present, Vector.HOLDERS)
+    masks, sent = here.masks(Vector.CONTRIBUTORS), here.masked(present, Vector.CONTRIBUTORS)
     signatures = {
         site: masking.signed_vector(masks, vector, here.parties[site].identity) for site, vector in sent.items()
     }
-    seeds = masking.opened(masks, list(sent), here.reveal(list(sent), vector=Vector.HOLDERS))
+    seeds = masking.opened(masks, list(sent), here.reveal(list(sent), vector=Vector.CONTRIBUTORS))
     return masks, sent, signatures, seeds
 
 
@@ -343,7 +347,7 @@ PRESENT = {
 }
 
 
-def test_each_site_counts_the_holders_for_itself() -> None:
+def test_each_site_counts_the_contributors_for_itself() -> None:
     masks, sent, signatures, seeds = counting(Sum.of(3), PRESENT)
     assert masking.counted(masks, list(sent), sent, signatures, seeds).tolist() == [3, 1, 0]
 
@@ -403,7 +407,7 @@ def test_vectors_of_different_lengths_and_no_vector() -> None:
 
 
 def test_one_vector_is_the_default() -> None:
-    assert SumContext("r", 1, 1, Subject.UPDATE, digest(b""), digest(b"")).vectors == (Vector.VALUES,)
+    assert SumContext("r", 1, 1, SumOf.UPDATE, digest(b""), digest(b"")).vectors == (Vector.VALUES,)
 
 
 # Groups
@@ -411,7 +415,7 @@ def test_one_vector_is_the_default() -> None:
 OF_THREE: Groups = (("site-01", "site-02", "site-03"), ("site-04", "site-05", "site-06"))
 
 
-def test_sites_that_were_told_other_groups_cannot_be_summed() -> None:
+def test_sites_that_were_told_other_groups_cannot_be_aggregated() -> None:
     """What one signs the other does not take, and the masks of the two do not cancel."""
     here = Sum.of(6, groups=OF_THREE)
     told = Roster(CONTEXT, here.roster.adverts, (tuple(here.included),))

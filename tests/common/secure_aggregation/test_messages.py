@@ -1,4 +1,4 @@
-"""Messages of a secure sum come back as they were sent; anything else is refused before it is used."""
+"""Messages of a secure aggregation come back as they were sent; anything else is refused before it is used."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.common.secure_aggregation.parties import Party
 from protofed.common import codec
 from protofed.common.errors import CodecError
 from protofed.common.payload import Part
-from protofed.common.protocol.messages import MAX_SUMMED
+from protofed.common.protocol.messages import MAX_SECURE_SITES
 from protofed.common.secure_aggregation import messages as sum_messages
 from protofed.common.secure_aggregation.masking import Opened, Revealed
 from protofed.common.secure_aggregation.messages import (
-    HoldersMessage,
+    ContributorsMessage,
     Message,
     RosterMessage,
     SharesMessage,
@@ -26,7 +26,7 @@ from protofed.common.secure_aggregation.messages import (
     message_of,
     payload_of,
 )
-from protofed.protos.v1 import secure_sums_pb2 as pb
+from protofed.protos.v1 import secure_aggregation_pb2 as pb
 
 ADVERTS = tuple(Party(f"site-{n}").advert() for n in (1, 2, 3))
 SEEDS = {"site-1": b"a" * 16, "site-2": b"b" * 16}
@@ -61,7 +61,7 @@ def test_a_masked_vector_goes_beside_its_message() -> None:
 
 def test_counts_come_back_as_they_were_sent() -> None:
     vectors = {site: np.array([1, 2**64 - 1], dtype=np.uint64) for site in ("site-2", "site-1")}
-    message, _ = message_of(sent(HoldersMessage(vectors, SEEDS, Opened(SEEDS, {}))), HoldersMessage)
+    message, _ = message_of(sent(ContributorsMessage(vectors, SEEDS, Opened(SEEDS, {}))), ContributorsMessage)
     assert (message.signatures, message.seeds) == (SEEDS, Opened(SEEDS, {}))
     assert {site: words.tolist() for site, words in message.vectors.items()} == {
         site: words.tolist() for site, words in vectors.items()
@@ -76,7 +76,7 @@ def test_a_message_of_another_kind_is_refused(message: Message) -> None:
 
 def raw(message: pb.SumStep | bytes, **more: Any) -> bytes:
     data = message if isinstance(message, bytes) else message.SerializeToString()
-    return codec.encode({Part.SECURE_SUM: {"message": np.frombuffer(data, np.uint8), **more}})
+    return codec.encode({Part.SECURE_AGGREGATION: {"message": np.frombuffer(data, np.uint8), **more}})
 
 
 @pytest.mark.parametrize(
@@ -84,16 +84,16 @@ def raw(message: pb.SumStep | bytes, **more: Any) -> bytes:
     [
         pb.SumStep(keys=pb.SumKeys(site="../x")),
         pb.SumStep(roster=pb.SumRoster(keys=[pb.SumKeys(site="a"), pb.SumKeys(site="a")])),
-        pb.SumStep(roster=pb.SumRoster(keys=[pb.SumKeys(site=f"a{n}") for n in range(MAX_SUMMED + 1)])),
+        pb.SumStep(roster=pb.SumRoster(keys=[pb.SumKeys(site=f"a{n}") for n in range(MAX_SECURE_SITES + 1)])),
         pb.SumStep(roster=pb.SumRoster(groups=[pb.SumGroup(sites=["a", "b"]), pb.SumGroup(sites=["b"])])),
         pb.SumStep(roster=pb.SumRoster(groups=[pb.SumGroup(sites=["../x"])])),
-        pb.SumStep(roster=pb.SumRoster(groups=[pb.SumGroup(sites=[f"a{n}"]) for n in range(MAX_SUMMED + 1)])),
+        pb.SumStep(roster=pb.SumRoster(groups=[pb.SumGroup(sites=[f"a{n}"]) for n in range(MAX_SECURE_SITES + 1)])),
         pb.SumStep(shares=pb.SumShares(sealed={"A": b""})),
-        pb.SumStep(shares=pb.SumShares(sealed={f"a{n}": b"" for n in range(MAX_SUMMED + 1)})),
+        pb.SumStep(shares=pb.SumShares(sealed={f"a{n}": b"" for n in range(MAX_SECURE_SITES + 1)})),
         pb.SumStep(survivors=pb.SumSurvivors(sites=["a", "a"])),
         pb.SumStep(revealed=pb.SumSeeds(self_seeds={"": b""})),
-        pb.SumStep(holders=pb.SumHolders(sites=["a"], vectors=[])),
-        pb.SumStep(holders=pb.SumHolders(sites=["a"], vectors=[b"1234567"])),
+        pb.SumStep(contributors=pb.SumContributors(sites=["a"], vectors=[])),
+        pb.SumStep(contributors=pb.SumContributors(sites=["a"], vectors=[b"1234567"])),
         b"\xff\xff",
         b"\x0a",
         pb.SumStep(keys=pb.SumKeys(site="a")).SerializeToString() + b"\x0a",
@@ -108,8 +108,8 @@ def test_other_tensors_are_refused() -> None:
     word = np.zeros(1, dtype=np.uint64)
     for data in (
         codec.encode({Part.BODY: {"w": np.zeros(1, np.float32)}}),
-        codec.encode({Part.SECURE_SUM: {"vector": word}}),
-        codec.encode({Part.SECURE_SUM: {"message": word}}),
+        codec.encode({Part.SECURE_AGGREGATION: {"vector": word}}),
+        codec.encode({Part.SECURE_AGGREGATION: {"message": word}}),
         raw(b"\x0a\x00", other=word),
         raw(b"\x0a\x00", vector=np.zeros((1, 1), np.uint64)),
         raw(b"\x0a\x00", vector=np.zeros(1, np.uint8)),
@@ -134,8 +134,8 @@ def test_noise_is_read_or_refused(noise: bytes) -> None:
 
 
 def test_the_flags_of_the_most_sites_and_classes_are_one_message() -> None:
-    sites = [f"{n:02}".ljust(64, "s") for n in range(MAX_SUMMED)]
+    sites = [f"{n:02}".ljust(64, "s") for n in range(MAX_SECURE_SITES)]
     flags = {site: np.full(sum_messages.MAX_ROWS, 2**64 - 1, dtype=np.uint64) for site in sites}
-    message = HoldersMessage(flags, dict.fromkeys(sites, bytes(64)), Opened(dict.fromkeys(sites, bytes(16)), {}))
-    found, _ = message_of(codec.encode(payload_of(message)), HoldersMessage)
+    message = ContributorsMessage(flags, dict.fromkeys(sites, bytes(64)), Opened(dict.fromkeys(sites, bytes(16)), {}))
+    found, _ = message_of(codec.encode(payload_of(message)), ContributorsMessage)
     assert list(found.vectors) == sites

@@ -56,7 +56,7 @@ def test_a_fraction_of_a_test_set_leaves_without_its_denominator() -> None:
     assert one == other
 
 
-def test_a_score_of_fewer_than_three_sites_is_not_summed() -> None:
+def test_a_score_of_fewer_than_three_sites_is_not_aggregated() -> None:
     assert spreads_of({"loss": 1.0}, {"loss": 2.0}, {"personal.pm_v": 0.5}) == {}
     found = spreads_of({"loss": 1.0}, {"loss": 2.0}, {"loss": 3.0, "personal.pm_v": 0.5})
     assert found == {"loss": Spread(2.0, None, None, 3)}
@@ -105,7 +105,7 @@ def test_flags_say_which_scores_a_site_gives() -> None:
 
 
 def test_the_one_holder_of_a_group_shows_by_the_sums_with_and_without_it_and_the_pages_say_so() -> None:
-    """Holders are counted over all groups of a sum: here over two, of which one site of the second has the score."""
+    """Contributors are counted over all groups of a sum: here over two; one site of the second has the score."""
     first = [{"personal.pm_v": value} for value in (0.25, 0.5, 0.625)]
     second: list[dict[str, float]] = [{"personal.pm_v": 0.875}, {}, {}]
     without, both = spreads_of(*first)["personal.pm_v"], spreads_of(*first, *second)["personal.pm_v"]

@@ -44,8 +44,8 @@ def test_a_segment_begins_with_the_hash_that_the_one_before_ended_with(path: Pat
     assert [segment.path.name for segment in segments(path)] == names
     told = list(records(path))
     assert [record.seq for record in told] == list(range(1, len(told) + 1))
-    begun = [record for record in told if record.event == "segment"]
-    assert [dict(record.facts) for record in begun] == [{"number": 2}, {"number": 3}, {"number": 4}]
+    started = [record for record in told if record.event == "segment"]
+    assert [dict(record.facts) for record in started] == [{"number": 2}, {"number": 3}, {"number": 4}]
     for before, record in pairwise(told):
         assert record.prev == before.hash
     for segment in segments(path):

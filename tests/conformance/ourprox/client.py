@@ -23,14 +23,14 @@ class OurproxClient:
 
     mu: Annotated[float, Field(ge=0)] = 0.1  # of the proximal term
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Make local.model the global model."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
 
     def fit(self, local: FitContext, received: Payload) -> Update:
         """Train from the global model, near to it."""
-        self.install(local, received)
+        self.load_global(local, received)
         start = [parameter.detach().clone() for parameter in local.model.parameters()]
 
         def objective(images: Tensor, labels: Tensor) -> Tensor:

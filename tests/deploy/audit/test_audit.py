@@ -29,7 +29,7 @@ KEPT = Path(__file__).parents[2] / "golden" / "v0_3_0"
 Protofed: TypeAlias = Callable[..., tuple[int, str, str]]
 OPERATOR = Peer("0e" * 32, "operator", "jo")
 ACCEPTED = pb.Receipt(verdict=pb.VERDICT_ACCEPTED, digest="0" * 64).SerializeToString()
-STALE = pb.Receipt(verdict=pb.VERDICT_STALE, digest="0" * 64).SerializeToString()
+STALE = pb.Receipt(verdict=pb.VERDICT_LATE, digest="0" * 64).SerializeToString()
 TENSORS = [
     pb.Tensor(part=pb.PART_BODY, name="conv.weight", dtype="float32", shape=[10, 10]),
     pb.Tensor(part=pb.PART_BODY, name="conv.bias", dtype="float32", shape=[10]),

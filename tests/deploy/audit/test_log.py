@@ -54,7 +54,7 @@ def test_segments_that_begin_while_it_is_read_are_no_alarm(kept: Kept, before: i
     assert follower.recheck().newest == state.newest
 
 
-def test_a_record_that_was_edited_in_a_segment_begun_meanwhile_is_an_alarm(kept: Kept) -> None:
+def test_a_record_that_was_edited_in_a_segment_started_meanwhile_is_an_alarm(kept: Kept) -> None:
     kept.add(1)
     follower = kept.follower()
     kept.adds = 15

@@ -35,7 +35,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> R
 
 @pytest.fixture
 def spending(tmp_path: Path) -> DpLedger:
-    """Of a site that has begun two fits of a round of one run, and one of another."""
+    """Of a site that has started two fits of a round of one run, and one of another."""
     ledger = DpLedger(tmp_path / FILE)
     for name, task_id in (("digits", "a"), ("digits", "b"), ("lesions", "c")):
         ledger.spend(Task(TaskKind.FIT, name, 1, task_id, Digest("a" * 64), 1, 60.0), "noise", ROUND)

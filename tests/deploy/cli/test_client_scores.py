@@ -82,20 +82,20 @@ def test_what_left_is_read_from_the_audit_log_and_the_rest_has_stayed(
     assert [scored["left"] for scored in rounds] == [["loss", "personal.pm_l"], [], []]
 
 
-def test_what_left_in_a_secure_sum_has_not_stayed(run: Run, kept: OwnScores, tmp_path: Path) -> None:
+def test_what_left_in_a_secure_aggregation_has_not_stayed(run: Run, kept: OwnScores, tmp_path: Path) -> None:
     log = Journal(tmp_path / AUDIT_FILE)
     log.append("sent", call="ReportScores", digest="a", facts={"run": "digits", "round": 1, "scores": {"loss": 1.0}})
     at: dict[str, Any] = {"attempt": 1, "subject": "scores"}
     log.append("masked", run="digits", round=1, scores=["loss", "personal.recall.3"], **at)
     log.append("masked", run="digits", round=2, scores=["loss"], **at)
     log.append("masked", run="digits", round=3, scores=[], **at)
-    log.append("summed", run="digits", round=3, sites=["ann", "bob", "eva"], **at)
+    log.append("aggregated", run="digits", round=3, sites=["ann", "bob", "eva"], **at)
     log.append("masked", run="another", round=3, scores=["personal.pm_l"], **at)
     log.close()
     out = run("--state", tmp_path)[1]
     told = [line for line in out.splitlines() if line.startswith(("left", "stayed"))]
     assert [line.rpartition(": ")[2] for line in told] == ["loss, rounds 1", "loss, rounds 2", "personal.pm_l"]
-    assert ["secure sum" in line for line in told] == [False, True, False]
+    assert ["secure aggregation" in line for line in told] == [False, True, False]
     rounds = json.loads(run("--state", tmp_path, "--json")[1])["rounds"]
     assert [scored["left"] for scored in rounds] == [["loss"], [], []]
     assert [scored["left_in_sums"] for scored in rounds] == [["personal.recall.3"], ["loss"], []]

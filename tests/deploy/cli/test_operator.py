@@ -191,11 +191,11 @@ def test_what_went_wrong_is_shown_and_what_did_not_is_not(protofed: Terminal) ->
         f"{RUN} · fedavg · running · round 2 of 3 · 0 of 6 sites reported",
         "DEGRADED: 1 round used fewer sites than wanted",
         "1 1 degraded",
-        "1 failed, 1 late, 3 reported, 1 set-aside",
+        "1 failed, 1 late, 3 reported, 1 rejected",
         "1 1 site-1 fit reported refused as not-finite: body/w has values that are not finite",
         "1 1 site-5 fit failed out-of-memory",
         "1 1 site-6 fit late training, epoch 1/3, last progress",
-        "1 1 site-4 fit set-aside its norm of",
+        "1 1 site-4 fit rejected its norm of",
     ):
         assert phrase in said, out
     assert "site-2" not in out[out.index("what failed") :]  # above it is whose updates the open round waits for
@@ -208,7 +208,7 @@ def test_a_run_is_shown_as_json(protofed: Terminal) -> None:
     detail = protofed.json("runs", "show", RUN)
     assert detail["info"]["degraded"] == 1
     tasks = {task["site"]: task["task_status"] for task in detail["rounds"][1]["sites"]}
-    assert [tasks[site] for site in SITES] == ["reported", "reported", "reported", "set-aside", "failed", "late"]
+    assert [tasks[site] for site in SITES] == ["reported", "reported", "reported", "rejected", "failed", "late"]
 
 
 def test_states_are_verified_and_one_that_differs_is_an_error(
@@ -251,7 +251,7 @@ def test_sites_are_listed_kept_out_and_let_in_again(protofed: Terminal) -> None:
     assert "is no id" in protofed.refuses(78, "sites", "exclude", "Site 5")
     for order in ("exclude", "admit", "forget"):
         assert "did you mean 'site-5'?" in protofed.refuses(78, "sites", order, "sit-5")
-    assert "no secure sum was opened yet" in protofed.refuses(78, "sites", "regroup", "site-5", "--yes")
+    assert "no secure aggregation was opened yet" in protofed.refuses(78, "sites", "regroup", "site-5", "--yes")
     assert protofed.says("sites", "forget", "site-5") == "site-5: forgotten\n"
     protofed.says("sites", "exclude", "site-6", "--reason", "[wrong]")
     assert protofed.says("sites", "forget", "site-6") == "site-6: forgotten, and its exclusion with it ([wrong])\n"
@@ -508,11 +508,11 @@ def test_words_and_numbers_are_never_cut(width: int) -> None:
         assert any(word in line.split() for line in lines), lines
     assert "".join(line.split()[0] for line in lines[1:] if not line.startswith(" ")) == run
     row = pb.RoundInfo(round=300, attempt=12, outcome="rolled-back", reason=reason, opened_at=1, closed_at=2)
-    row.sites.add(site="hospital-of-a-long-name", kind="initialise", task_status="set-aside", reason=reason)
+    row.sites.add(site="hospital-of-a-long-name", kind="initialise", task_status="rejected", reason=reason)
     lines = shown(width, *tables.run_parts(pb.RunDetail(info=info, rounds=[row]), everything=True))
     assert max(map(len, lines)) <= width
     assert " ".join(lines).count("words") == 80
-    for word in ("rolled-back", "set-aside", "initialise", "300", "12"):
+    for word in ("rolled-back", "rejected", "initialise", "300", "12"):
         assert any(word in line.split() for line in lines), lines
 
 

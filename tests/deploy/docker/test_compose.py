@@ -218,8 +218,8 @@ def test_a_container_sees_its_own_identity_only_and_cannot_change_it() -> None:
             name, name.removesuffix("-gpu")
         )
         assert own == ({} if name in NO_IMAGE_OF_OURS else {f"{whose}-identity": True}), name
-    holders = {name for name, one in services().items() if "ca" in {what for what, _ in volumes(one).values()}}
-    assert holders == {"certificates", "ca"}
+    contributors = {name for name, one in services().items() if "ca" in {what for what, _ in volumes(one).values()}}
+    assert contributors == {"certificates", "ca"}
 
 
 def test_the_job_makes_an_identity_for_every_client_in_a_folder_that_the_image_has() -> None:

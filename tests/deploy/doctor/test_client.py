@@ -63,7 +63,7 @@ def tls(live_server: Callable[..., Any], recipe_of: Callable[..., Recipe], tmp_p
 
 def given(folder: Path, address: str, **changes: Any) -> dict[str, Any]:
     """What a daemon of site-1 would be started with."""
-    policy = standard_with_plain_updates(folder / "policies")  # of secure sums: test_secure_sums
+    policy = standard_with_plain_updates(folder / "policies")  # of secure aggregation: test_secure_aggregation
     told = {"site": "site-1", "server": address, "policy": policy}
     return {**told, "state": folder / "state", "data": {"source": "digits"}, **changes}
 
@@ -358,11 +358,11 @@ def test_what_a_policy_lets_out(look: Look) -> None:
     strict, methods = look(policy=path)["policy"].message, ", ".join(sorted(Policy.read(path).rules.methods))
     assert strict.startswith(f"methods {methods}; parts body, head, prototypes; plugins none; ")
     assert "no class under 16 examples" in strict
-    assert "all that is trained in secure sums alone (secure = required)" in strict
+    assert "all that is trained in secure aggregation alone (secure = required)" in strict
     assert "0 scores, none of the site's own" in strict
     standard = look(policy=shipped.folder("policies") / "standard.toml")["policy"].message
     assert "13 scores, none of the site's own" in standard
-    assert "all that is trained in secure sums alone (secure = required)" in standard
+    assert "all that is trained in secure aggregation alone (secure = required)" in standard
     open_ = look(policy=shipped.folder("policies") / "open.toml")["policy"].message
     assert "class_distribution_estimate" in open_
     assert "sums alone" not in open_

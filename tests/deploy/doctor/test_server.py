@@ -79,7 +79,7 @@ def test_a_server_that_would_start_is_well_and_nothing_is_left_behind(look: Look
     before = sorted(tmp_path.rglob("*"))
     found = look()
     assert findings(found) == []
-    assert skipped(found).keys() == {"recipes", "secure sums", "blobs", "metrics", "notify"}
+    assert skipped(found).keys() == {"recipes", "secure aggregation", "blobs", "metrics", "notify"}
     assert found["operators"].message == "boss"
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -305,12 +305,12 @@ def test_sites_that_may_train_are_those_that_are_registered_so(hub: Path, tmp_pa
     assert doctor._registered(Party.SITE, (NOW + 9999 * DAY).timestamp()) == set()
 
 
-def test_a_run_with_secure_sums_needs_three_sites_that_are_registered(look: Look, tmp_path: Path) -> None:
+def test_a_run_with_secure_aggregation_needs_three_sites_that_are_registered(look: Look, tmp_path: Path) -> None:
     recipe = tmp_path / "secure.toml"
     told = "[federation]\nmin_sites = 3\nquorum = 3\n"
     recipe.write_text(f'extends = "{shipped.folder("recipes") / "digits-fednh-secure.toml"}"\nname = "s"\n{told}')
     found = look(recipes=[recipe])
-    assert findings(found) == [("secure sums", "sites-few")]
+    assert findings(found) == [("secure aggregation", "sites-few")]
     writer, authority = Ledger(f"sqlite:///{ledger(tmp_path / 'state')}"), Authority.make()
     for name in ("north", "south", "west"):
         pem = (authority.issue(tmp_path / name, Party.SITE, name) / "cert.pem").read_bytes()
@@ -318,9 +318,9 @@ def test_a_run_with_secure_sums_needs_three_sites_that_are_registered(look: Look
     writer.close()
     found = look(recipes=[recipe])
     assert findings(found) == []
-    assert "each of them to its end" in found["secure sums"].message
+    assert "each of them to its end" in found["secure aggregation"].message
     writer = Ledger(f"sqlite:///{ledger(tmp_path / 'state')}")
     writer.enroll("west", ["trainer"])
     writer.exclude("west", "scanner moved")
     writer.close()
-    assert findings(look(recipes=[recipe])) == [("secure sums", "sites-few")]
+    assert findings(look(recipes=[recipe])) == [("secure aggregation", "sites-few")]

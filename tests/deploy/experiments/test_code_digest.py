@@ -117,8 +117,8 @@ def test_what_changes_no_number_changes_no_digest(old: str, new: str, changed: b
 
 
 @pytest.fixture
-def begun(recipe_of: Recipes, tmp_path: Path) -> tuple[ExperimentJob, CodeDigest]:
-    """A job that was interrupted, and the code that it was begun with."""
+def started(recipe_of: Recipes, tmp_path: Path) -> tuple[ExperimentJob, CodeDigest]:
+    """A job that was interrupted, and the code that it was started with."""
     job = ExperimentJob(recipe_of("fedavg"), tmp_path / "small-fedavg-seed0")
     job.claim()
     code = code_of(job.recipe)
@@ -128,8 +128,8 @@ def begun(recipe_of: Recipes, tmp_path: Path) -> tuple[ExperimentJob, CodeDigest
     return job, code
 
 
-def test_a_job_goes_on_with_the_code_that_began_it_alone(begun: tuple[ExperimentJob, CodeDigest]) -> None:
-    job, code = begun
+def test_a_job_goes_on_with_the_code_that_began_it_alone(started: tuple[ExperimentJob, CodeDigest]) -> None:
+    job, code = started
     job.begin(code)
     edited = code.model_copy(update={"modules": {**code.modules, "protofed.common.codec": "0"}})
     assert job.changes(edited) == ["protofed.common.codec"]

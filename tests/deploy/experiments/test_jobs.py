@@ -110,7 +110,7 @@ def test_a_result_has_all_that_tables_need(recipe_of: Recipes, tmp_path: Path) -
     assert result.traffic == dict.fromkeys((1, 2, 3), RoundTraffic(up=3 * model, down=3 * model))
 
 
-def test_under_secure_sums_no_bytes_are_told_that_nobody_would_send(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_under_secure_aggregation_no_bytes_are_told_that_nobody_would_send(recipe_of: Recipes, tmp_path: Path) -> None:
     job = claimed(recipe_of("fedavg", rounds=1, federation={"min_sites": 3, "secure": True}), tmp_path)
     run_job(job, CPU, deaf)
     result = result_of(job)

@@ -27,7 +27,7 @@ Recipes = Callable[..., Recipe]
 SAME = ("table.md", "table.csv", "curve-global-accuracy.svg", "curve-personal-pm_v.svg")
 
 
-class Elsewhere:
+class RemoteExecutor:
     """A place where each job takes two looks, and the second one to be started fails."""
 
     def __init__(self, interrupted: bool = False) -> None:
@@ -78,7 +78,7 @@ def deaf(done: int, doing: str) -> None:
 
 
 def test_jobs_go_to_a_place_so_many_at_a_time_and_failures_keep_their_names(jobs: list[ExperimentJob]) -> None:
-    place = Elsewhere()
+    place = RemoteExecutor()
     failures = run_jobs(jobs, 2, place)
     assert place.began == [job.name for job in jobs]
     assert (place.most, place.ended) == (2, True)
@@ -86,7 +86,7 @@ def test_jobs_go_to_a_place_so_many_at_a_time_and_failures_keep_their_names(jobs
 
 
 def test_an_interruption_ends_what_runs_elsewhere(jobs: list[ExperimentJob], capfd: pytest.CaptureFixture[str]) -> None:
-    place = Elsewhere(interrupted=True)
+    place = RemoteExecutor(interrupted=True)
     with pytest.raises(KeyboardInterrupt):
         run_jobs(jobs, 2, place)
     assert place.ended

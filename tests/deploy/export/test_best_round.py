@@ -27,8 +27,10 @@ def state(recipe_of: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFac
     """A simulation of six rounds whose first one is the best: its score was changed before the others came."""
     folder = tmp_path_factory.mktemp("state")
     recipe = recipe_of("fedavg", rounds=6).model_copy(update={"name": RUN})
-    with simulation(recipe, folder) as begun:
-        begun.go(until=lambda: bool(begun.ledger.scores(RUN, 1)) and begun.ledger.newest(RUN, scored=True) is not None)
+    with simulation(recipe, folder) as started:
+        started.go(
+            until=lambda: bool(started.ledger.scores(RUN, 1)) and started.ledger.newest(RUN, scored=True) is not None
+        )
     with closing(sqlite3.connect(folder / "ledger.sqlite")) as ledger, ledger:
         assert ledger.execute("UPDATE scores SET value = 1.0 WHERE round = 1 AND name = ?", [SCORE]).rowcount
     with simulation(recipe, folder) as continued:

@@ -97,7 +97,7 @@ def test_of_an_earlier_round_the_site_has_what_it_kept_then(method: str, exporte
 
 
 def test_what_a_site_makes_of_its_own_data_is_made_of_them(exported: Exported, tmp_path: Path) -> None:
-    """Under secure sums cwFedAVG's sites mix all class models by their true shares, as cwfedavg-private's do."""
+    """Under secure aggregation cwFedAVG's sites mix all class models by their true shares, as cwfedavg-private's do."""
     method, secure = {"name": "cwfedavg", "shares": "true"}, {"min_sites": 3, "quorum": 1.0, "secure": True}
-    done, facts = exported("cwfedavg", "personal", method=method, federation=secure, name="summed")
+    done, facts = exported("cwfedavg", "personal", method=method, federation=secure, name="aggregated")
     check(tmp_path, done, facts.scores.values["personal.accuracy"])

@@ -62,7 +62,7 @@ class Client:
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
     head: str = "squared"
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         own = getattr(local.model.head, "own", local.model.head)
         made = {"squared": SquaredHead(own), "cubed": SquaredHead(own, 3.0), "plain": PlainHead(own)}
         local.model.head = made[self.head]
@@ -70,7 +70,7 @@ class Client:
         load(own, received[Part.HEAD])
 
     def fit(self, local: FitContext, received: Payload) -> Update:
-        self.install(local, received)
+        self.load_global(local, received)
         own = local.model.head.get_submodule("own")
         with torch.no_grad():
             own.get_parameter("bias").add_(torch.arange(10) / 100)

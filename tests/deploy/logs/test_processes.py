@@ -164,9 +164,9 @@ def test_every_event_of_a_daemon_names_its_site_and_what_it_works_on(logged: Log
     for site in ("north", "east", "south"):
         events = logged.events(site)
         assert {event["site"] for event in events} == {site}
-        begun = [number for number, event in enumerate(events) if event["event"] == "task begun"]
-        assert begun
-        for number in begun:
+        started = [number for number, event in enumerate(events) if event["event"] == "task started"]
+        assert started
+        for number in started:
             assert events[number]["run"] == events[number + 1]["run"] == "troubled"
             assert events[number]["round"] == events[number + 1]["round"]
 

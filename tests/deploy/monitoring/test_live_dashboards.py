@@ -20,7 +20,7 @@ pytestmark = [
 ]
 FIRED = {  # what the story below provokes
     "RoundsDegraded": {"run": "wing", "outcome": "degraded"},
-    "UpdateRejected": {"run": "narrow", "verdict": "invalid", "reason": "norm"},
+    "UpdateRejected": {"run": "narrow", "verdict": "refused", "reason": "norm"},
     "QuorumAtRisk": {"run": "narrow"},
     "RunFailed": {},
     "ModelWarning": {"run": "narrow", "code": "diverging"},  # all updates are far larger than this run takes

@@ -301,7 +301,7 @@ SUMMING = pb.Waiting(reason="sum", text="2 of 2 sites are to answer", needed=2, 
 
 
 def sum_of(status: str, *steps: str, outcome: str = "open", **scored: str) -> pb.RoundInfo:
-    """Round 1 under a secure sum of a and b, in the last of the steps, of which `status` are the tasks."""
+    """Round 1 under a secure aggregation of a and b, in the last of the steps, of which `status` are the tasks."""
     row = attempt(1, outcome, 910, 0.0 if outcome == "open" else 920, a="reported", b="reported")
     for kind in steps:
         for name in "ab":
@@ -311,7 +311,7 @@ def sum_of(status: str, *steps: str, outcome: str = "open", **scored: str) -> pb
     return row
 
 
-def test_a_secure_sum_is_one_line_a_round_whatever_its_steps() -> None:
+def test_a_secure_aggregation_is_one_line_a_round_whatever_its_steps() -> None:
     steps, told = ("share", "mask", "agree", "reveal"), {1: [score("x", 0.5)]}
     summing = [
         answer([sum_of(status, *steps[:number])], round=1, phase=f"summing: {steps[number - 1]}", waiting=SUMMING)
@@ -347,7 +347,7 @@ def test_a_round_without_scores_has_its_line_when_the_next_opens_or_the_run_stan
     assert line in changes(before, snapshot_of(answer(rounds, round=1, **waits())))
 
 
-def test_who_dropped_out_of_a_secure_sum_is_named_in_the_rounds_line() -> None:
+def test_who_dropped_out_of_a_secure_aggregation_is_named_in_the_rounds_line() -> None:
     row = sum_of("reported", "share", "mask", outcome="degraded")
     row.sites[-1].task_status = "late"
     lines = changes(snapshot_of(answer()), snapshot_of(answer([row], scores={1: [score("x", 0.5)]})))

@@ -114,7 +114,7 @@ def test_the_worst_site_comes_first_and_each_says_what_it_does() -> None:
 
 
 def test_progress_is_of_the_task_of_this_round() -> None:
-    row = attempt(7, "open", 985, done="reported", at_work="started", failed="failed", aside="set-aside")
+    row = attempt(7, "open", 985, done="reported", at_work="started", failed="failed", aside="rejected")
     known = [site(name) for name in ("done", "at-work", "failed", "aside", "other")]
     shares = {one.site: one.progress for one in snapshot_of(answer([row], known)).sites}
     assert shares == {"done": 1.0, "at-work": 0.4, "failed": None, "aside": 1.0, "other": None}
@@ -147,10 +147,10 @@ def test_nobody_waits_for_a_site_when_the_run_has_ended() -> None:
 
 
 def test_attempts_count_who_reported_and_what_was_amiss() -> None:
-    row = attempt(3, "degraded", 910, 922, a="reported", b="set-aside", c="late", d="late", e="not-needed")
+    row = attempt(3, "degraded", 910, 922, a="reported", b="rejected", c="late", d="late", e="not-needed")
     row.sites.add(site="judge", kind="score", task_status="failed")
     (found,) = snapshot_of(answer([row])).history
-    assert found == Attempt(3, 1, "degraded", "", 12.0, 5, 2, {"failed": 1, "late": 2, "set-aside": 1}, tuple("bcde"))
+    assert found == Attempt(3, 1, "degraded", "", 12.0, 5, 2, {"failed": 1, "late": 2, "rejected": 1}, tuple("bcde"))
 
 
 def test_scores_change_since_the_scored_round_before() -> None:

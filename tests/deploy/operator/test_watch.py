@@ -78,10 +78,10 @@ def test_all_that_went_wrong_is_seen(troubled: tuple[Any, list[RawClient]]) -> N
         operator.exclude("site-4", "wrong [data]")
         seen = Watcher(operator, RUN).snapshot()
     assert (seen.status, seen.phase, seen.deadline_s, seen.round, seen.done) == ("running", "collecting", 600.0, 2, 1)
-    assert seen.history[1].failed == {"failed": 1, "late": 1, "set-aside": 1}
+    assert seen.history[1].failed == {"failed": 1, "late": 1, "rejected": 1}
     assert {(one.site, one.what) for one in seen.problems} >= {
         ("site-1", "refused"),
-        ("site-4", "set-aside"),
+        ("site-4", "rejected"),
         ("site-5", "failed"),
         ("site-6", "late"),
     }

@@ -341,7 +341,7 @@ def test_where_own_scores_stay_because_of_noise_the_page_says_so_instead(
 
 
 def test_of_a_sum_no_own_score_is_missed_for_another_reason_than_noise(full: dict[str, Any]) -> None:
-    """Under secure sums sites are asked for a sum of theirs, and with noise it has none."""
+    """Under secure aggregation sites are asked for a sum of theirs, and with noise it has none."""
     with_noise = full | {"recipe": full["recipe"] | {"plan": {**full["recipe"]["plan"], "dp": DP}}}
     assert not RunView(with_noise).kept_by_noise  # sites have sent some
     silent = with_noise | {"scores": [{**scored, "sites": {}, "spreads": {}} for scored in full["scores"]]}
@@ -384,20 +384,20 @@ def test_every_update_that_was_not_used_is_there_with_its_reason(troubled: Any) 
     refused = [update for one in run_record["rounds"] for task in one["tasks"] for update in task["refused"]]
     assert len(refused) == 1
     assert refused[0]["reason"] in sections["refusals"]
-    assert "set-aside" in sections["refusals"]
+    assert "rejected" in sections["refusals"]
     assert "1 round went on with fewer updates than wanted: 1." in sections["summary"]
     assert "site-4 (1 time)" in sections["summary"]
     signs = re.search(r"Signs.*", sections["participation"])
     assert signs is not None
-    assert all(meaning in signs.group() for meaning in ("set aside", "could not train", "had not reported", "was used"))
+    assert all(meaning in signs.group() for meaning in ("rejected", "could not train", "had not reported", "was used"))
 
 
 def test_what_a_site_says_is_text_and_nothing_else(plain: dict[str, Any]) -> None:
     run_record = json.loads(json.dumps(plain))
     evil = "<script>alert(1)</script> `<b>` & \"'"
-    update = {"verdict": "invalid", "code": "damaged", "reason": evil, "bytes": 1, "digest": "0" * 64}
+    update = {"verdict": "refused", "code": "damaged", "reason": evil, "bytes": 1, "digest": "0" * 64}
     task = next(task for task in run_record["rounds"][-1]["tasks"] if task["kind"] == "fit")
-    task |= {"refused": [update], "task_status": "set-aside", "reason": evil}
+    task |= {"refused": [update], "task_status": "rejected", "reason": evil}
     run_record["run"]["reason"] = evil
     html, sections = page(run_record)
     assert "<script" not in html
@@ -429,7 +429,7 @@ def test_nothing_went_wrong_is_said_only_where_it_did_not(plain: dict[str, Any])
     for task_status, said in (
         ("late", "had not reported when the round closed"),
         ("failed", "could not train"),
-        ("set-aside", "set aside"),
+        ("rejected", "rejected"),
     ):
         run_record = json.loads(json.dumps(plain))
         next(one for one in run_record["rounds"][-1]["tasks"] if one["kind"] == "fit")["task_status"] = task_status

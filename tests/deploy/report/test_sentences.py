@@ -37,8 +37,8 @@ def told(changes: dict[str, Any]) -> str:
     return "\n".join(words(dataclasses.replace(document(run_record(changes)), glossary=())))
 
 
-def summed(number: int, *dropped: str, **fields: Any) -> dict[str, Any]:
-    """An attempt at a round under secure sums in which these sites did not send their masked numbers."""
+def aggregated(number: int, *dropped: str, **fields: Any) -> dict[str, Any]:
+    """An attempt at a round under secure aggregation in which these sites did not send their masked numbers."""
     masks = [
         task(name, "mask", loss=None, **({"task_status": "late", "received": 0} if name in dropped else {}))
         for name in SITES
@@ -58,7 +58,7 @@ def fits(number: int = 2, outcome: str = "published", **statuses: dict[str, Any]
 
 LATE = {"task_status": "late", "received": 0, "loss": None}
 OUT = {**LATE, "task_status": "failed", "reason": "excluded: no vote", "cause": "excluded"}
-REFUSAL = {"verdict": "invalid", "code": "norm", "reason": "too far away", "bytes": 2_000_000, "digest": "0" * 64}
+REFUSAL = {"verdict": "refused", "code": "norm", "reason": "too far away", "bytes": 2_000_000, "digest": "0" * 64}
 ABORTED = {"run.status": "aborted", "run.reason": "the wrong labels", "recipe.rounds": 150}
 NO_CLASSES: dict[str, Any] = {f"classes.{which}": {"round": None, "sites": {}} for which in ("newest", "best")}
 NOT_SCORED: dict[str, Any] = {"scores": [], **NO_CLASSES}
@@ -67,16 +67,16 @@ TWO = {"global.balanced_accuracy": 0.5, "global.accuracy": 0.25}
 
 ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "as it is": ({}, [PLANNED, WENT_WELL, "The run was completed on"], ["abort", "exclu", "revok"]),
-    # Secure sums
+    # Secure aggregation
     "without sums": (
         {},
         ["Updates were not summed under masks: the server saw the update of each site."],
         ["the sum over"],
     ),
-    "summed": (
+    "aggregated": (
         {
             "recipe.federation": {"secure": True},
-            "rounds": [attempt(0), summed(1), summed(2)],
+            "rounds": [attempt(0), aggregated(1), aggregated(2)],
             "groups": [["ann", "bob", "cyd"], ["dan", "eve"]],
             "partners": {"coordinator": "the hub", "number": 2, "institutions": {"ann": "The Hub", "bob": "bob"}},
         },
@@ -93,7 +93,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "scores summed, too": (
         {
             "recipe.federation": {"secure": True},
-            "rounds": [attempt(0), summed(1), summed(2)],
+            "rounds": [attempt(0), aggregated(1), aggregated(2)],
             "rounds.2.tasks.0": task("ann", "mask", loss=None, subject="scores"),
         },
         ["the server saw the sum over 3 sites", "The server accepted 6 masked updates (6.00 MB)"],
@@ -102,7 +102,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "one round summed": (
         {
             "recipe.federation": {"secure": True},
-            "rounds": [attempt(0), summed(1)],
+            "rounds": [attempt(0), aggregated(1)],
             "groups": [["ann", "bob", "cyd"]],
         },
         [
@@ -112,36 +112,36 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["of each of"],
     ),
     "summed in groups of any size": (
-        {"recipe.federation": {"secure": True, "sum_group": 1}, "rounds": [attempt(0), summed(1), summed(2)]},
+        {"recipe.federation": {"secure": True, "sum_group": 1}, "rounds": [attempt(0), aggregated(1), aggregated(2)]},
         ["the server saw the sum over 3 sites", "Sites were in no groups: two sums may differ by one site"],
         ["of its group"],
     ),
     "one dropped out of a sum": (
         {
             "recipe.federation": {"secure": True},
-            "rounds": [attempt(0), summed(1), summed(2, "bob", outcome="degraded")],
+            "rounds": [attempt(0), aggregated(1), aggregated(2, "bob", outcome="degraded")],
         },
         [
             "of each of 2 rounds the server saw the sum over 2 to 3 sites, the fewest in round 2, and no single",
-            "Sites that dropped out of a secure sum: bob (1 time).",
-            "it had trained, and dropped out of the secure sum",
+            "Sites that dropped out of a secure aggregation: bob (1 time).",
+            "it had trained, and dropped out of the secure aggregation",
             "The server accepted 5 masked updates",
         ],
         [WENT_WELL],
     ),
     "never in a sum": (
-        {"recipe.federation": {"secure": True}, "rounds": [attempt(0), summed(1, "bob"), summed(2, "bob")]},
+        {"recipe.federation": {"secure": True}, "rounds": [attempt(0), aggregated(1, "bob"), aggregated(2, "bob")]},
         ["2 of 3 invited sites took part: ann and cyd.", "No update of bob was ever used."],
         [],
     ),
     "summed in a simulation": (
         {"recipe.federation": {"secure": True}},
-        ["All sites were in one process: their updates were summed as under secure sums, without masks."],
+        ["All sites were in one process: their updates were summed as under secure aggregation, without masks."],
         ["the server saw the sum", "saw the update of each"],
     ),
     "to be summed": (
         {"recipe.federation": {"secure": True}, "rounds": [attempt(0)], **NOT_SCORED},
-        ["The recipe asks for secure sums, and no round with one is finished."],
+        ["The recipe asks for secure aggregation, and no round with one is finished."],
         ["summed under masks"],
     ),
     # Rounds: planned, done, and how the run ended
@@ -214,9 +214,9 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["1 update (2.00 MB) was not accepted", "too far away"],
         [WENT_WELL, "None: every update"],
     ),
-    "set aside": (
-        {"rounds.2": fits(2, "degraded", bob={"task_status": "set-aside", "reason": "too large"})},
-        ["handed in updates that were set aside: bob (1 time)", "too large"],
+    "rejected": (
+        {"rounds.2": fits(2, "degraded", bob={"task_status": "rejected", "reason": "too large"})},
+        ["handed in updates that were rejected: bob (1 time)", "too large"],
         [WENT_WELL],
     ),
     "no first model": (

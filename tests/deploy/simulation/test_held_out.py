@@ -76,7 +76,7 @@ def context_of_site_6(recipe: Recipe) -> FitContext:
         classes=recipe.classes,
         plan=recipe.plan,
         rng=seeded(recipe.seed, recipe.rounds, "site-6", CPU),
-        memory={},
+        client_state={},
     )
 
 
@@ -102,7 +102,7 @@ def test_with_cwfedavg_it_is_the_mixture_by_the_shares_that_its_training_gave(re
     update = client.fit(local, server.broadcast(state, "site-6"))
     shares = {**state[Part.CLASS_SHARES], "site-6": update.payload[Part.CLASS_SHARES]["shares"].astype(float)}
     for known, same in ((state, False), ({**state, Part.CLASS_SHARES: shares}, True)):
-        client.install(local, server.broadcast(known, "site-6"))
+        client.load_global(local, server.broadcast(known, "site-6"))
         assert (scores_of(of_personal(local.model, local.data, recipe), local.data, recipe) == scores) is same
 
 

@@ -150,18 +150,18 @@ def test_a_server_takes_a_held_site_for_no_round(
 
 
 def test_workers_load_only_the_plugins_of_the_policy(recipe_of: RecipeOf) -> None:
-    begun: list[frozenset[str]] = []
+    started: list[frozenset[str]] = []
 
     class Spy(CrewHere):
         def start(self, worker: int, beginning: Beginning) -> None:
-            begun.append(beginning.plugins)
+            started.append(beginning.plugins)
             super().start(worker, beginning)
 
     recipe = recipe_of("fedavg")
     for policy in (careful(recipe, plugins=["another"]), None):
         with simulation(recipe, policy=policy, crew=partial(Spy, 1)):
             pass
-    assert begun == [{"another"}, recipe.names]
+    assert started == [{"another"}, recipe.names]
 
 
 def test_a_policy_holds_for_what_workers_compute(recipe_of: RecipeOf) -> None:

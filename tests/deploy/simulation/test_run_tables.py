@@ -33,9 +33,9 @@ def test_a_table_says_if_own_models_were_scored_on_a_sample(recipe_of: RecipeOf)
 
 
 def test_a_score_that_is_not_there_is_a_dash(recipe_of: RecipeOf) -> None:
-    """Of the first round, before any was sent; and the worst site of a secure sum."""
-    recipe, summed = recipe_of("fedavg"), Spread(0.912, 0.034, None, 3)
-    begun = Overview(
+    """Of the first round, before any was sent; and the worst site of a secure aggregation."""
+    recipe, aggregated = recipe_of("fedavg"), Spread(0.912, 0.034, None, 3)
+    started = Overview(
         run=recipe.name,
         began=True,
         round=1,
@@ -54,10 +54,10 @@ def test_a_score_that_is_not_there_is_a_dash(recipe_of: RecipeOf) -> None:
         ended=False,
         failed=False,
     )
-    shown = printed(progress_table([recipe], {recipe.name: begun}, "runs"))
+    shown = printed(progress_table([recipe], {recipe.name: started}, "runs"))
     assert "0/3" in shown
     assert shown.count("–") == 3
-    view = replace(begun, scores={"personal.pm_v": summed})
+    view = replace(started, scores={"personal.pm_v": aggregated})
     table = printed(scores_table([recipe], {recipe.name: view}, "scores"))
     assert "91.2 ± 3.4" in table
     assert table.count("–") == 5

@@ -44,12 +44,12 @@ class Paper:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.begun: list[int] = []
+        self.started: list[int] = []
         self.sent: list[tuple[int, Work, int]] = []  # worker, work and frames
         self.coming: deque[tuple[int, Answer | Lost]] = deque()
 
     def start(self, worker: int, beginning: Beginning) -> None:
-        self.begun.append(worker)
+        self.started.append(worker)
 
     def submit(self, worker: int, work: Work, frames: Sequence[bytes]) -> None:
         assert work.frames == len(frames)
@@ -88,10 +88,10 @@ def scoring(site: str, *, examples: int = 1, round: int = 1, base: str = "base")
     return Computation(site, run, task, SiteState(), scored=ScoredModel.GLOBAL)
 
 
-def test_the_longest_is_begun_first_and_a_worker_has_two_at_most(paper: Paper, workers: Workers) -> None:
+def test_the_longest_is_started_first_and_a_worker_has_two_at_most(paper: Paper, workers: Workers) -> None:
     works = [scoring(f"site-{number}", examples=number) for number in range(1, 7)]
-    workers.ahead(1, lambda: works)
-    assert paper.begun == [0, 1]
+    workers.prefetch(1, lambda: works)
+    assert paper.started == [0, 1]
     assert [(worker, work.site) for worker, work, _ in paper.sent] == [
         (0, "site-6"),
         (1, "site-5"),
@@ -105,14 +105,14 @@ def test_the_longest_is_begun_first_and_a_worker_has_two_at_most(paper: Paper, w
 
 def test_results_are_taken_in_whichever_order_they_come(paper: Paper, workers: Workers) -> None:
     works = [scoring(f"site-{number}") for number in range(3)]
-    workers.ahead(1, lambda: works)
+    workers.prefetch(1, lambda: works)
     paper.answers(1, 0, 2)
     assert [workers.score(work) for work in works] == [{"at": 0.0}, {"at": 1.0}, {"at": 2.0}]
 
 
 def test_a_base_is_sent_to_a_worker_once(paper: Paper, workers: Workers) -> None:
     works = [scoring(f"site-{number}") for number in range(4)] + [scoring("other", base="other")]
-    workers.ahead(1, lambda: works)
+    workers.prefetch(1, lambda: works)
     paper.answers(0)
     workers.score(works[0])
     assert [(work.sent, frames) for _, work, frames in paper.sent] == [
@@ -132,9 +132,9 @@ def test_what_nobody_foresaw_is_computed_when_it_is_asked_for(paper: Paper, work
 
 def test_what_a_new_moment_does_not_expect_is_forgotten(paper: Paper, workers: Workers) -> None:
     old, kept, new = scoring("old"), scoring("kept"), scoring("new")
-    workers.ahead(1, lambda: [old, kept])
-    workers.ahead(1, lambda: pytest.fail("it is the same moment"))
-    workers.ahead(2, lambda: [kept, new])
+    workers.prefetch(1, lambda: [old, kept])
+    workers.prefetch(1, lambda: pytest.fail("it is the same moment"))
+    workers.prefetch(2, lambda: [kept, new])
     paper.answers(0, 1, 2)
     assert (workers.score(new), workers.score(kept)) == ({"at": 2.0}, {"at": 1.0})
     assert [work.site for _, work, _ in paper.sent] == ["old", "kept", "new"]
@@ -142,20 +142,20 @@ def test_what_a_new_moment_does_not_expect_is_forgotten(paper: Paper, workers: W
 
 def test_what_a_worker_could_not_compute_is_left_to_the_site(paper: Paper, workers: Workers) -> None:
     work = scoring("site-1")
-    workers.ahead(1, lambda: [work])
+    workers.prefetch(1, lambda: [work])
     paper.answers(0, failed="ValueError: no such tensor")
     assert workers.score(work) is None
 
 
 def test_a_worker_that_is_lost_is_replaced_and_its_work_is_done_again(paper: Paper, workers: Workers) -> None:
     works = [scoring(f"site-{number}") for number in range(3)]
-    workers.ahead(1, lambda: works)
+    workers.prefetch(1, lambda: works)
     paper.coming.append((0, Lost("was killed by SIGKILL")))
     paper.answers(1)
     with structlog.testing.capture_logs() as logs:
         assert workers.score(works[1]) == {"at": 1.0}
     assert [entry["why"] for entry in logs] == ["it was killed by SIGKILL at site-0's scores of round 1"]
-    assert paper.begun == [0, 1, 0]
+    assert paper.started == [0, 1, 0]
     assert [(worker, work.site, work.sent) for worker, work, _ in paper.sent[3:]] == [
         (0, "site-0", True),
         (0, "site-2", False),
@@ -164,8 +164,8 @@ def test_a_worker_that_is_lost_is_replaced_and_its_work_is_done_again(paper: Pap
 
 def test_what_a_lost_worker_had_of_a_moment_that_is_over_is_not_done_again(paper: Paper, workers: Workers) -> None:
     new = scoring("new")
-    workers.ahead(1, lambda: [scoring("old", base="removed since")])
-    workers.ahead(2, lambda: [new])
+    workers.prefetch(1, lambda: [scoring("old", base="removed since")])
+    workers.prefetch(2, lambda: [new])
     paper.coming.append((0, Lost("was killed by SIGKILL")))
     paper.answers(1)
     assert workers.score(new) == {"at": 1.0}
@@ -173,7 +173,7 @@ def test_what_a_lost_worker_had_of_a_moment_that_is_over_is_not_done_again(paper
 
 
 def test_work_at_which_workers_end_again_and_again_ends_the_run_by_name(paper: Paper, workers: Workers) -> None:
-    workers.ahead(1, lambda: [scoring("site-7", round=4)])
+    workers.prefetch(1, lambda: [scoring("site-7", round=4)])
     paper.coming += [(0, Lost("was killed by SIGKILL"))] * 2
     with pytest.raises(RunFailedError, match=r"killed by SIGKILL at site-7's scores of round 4, 2 times"):
         workers.score(scoring("site-7", round=4))
@@ -185,7 +185,7 @@ def test_a_worker_that_cannot_take_a_base_computes_nothing_from_the_one_before(
     contents = Contents(examples=(), sites={}, nbytes=0)
     recipe = recipe_of("fedavg").model_dump_json()
     worker = SiteWorker(Beginning(recipe=recipe, plugins=frozenset(), device="cpu", data=contents), memoryview(b""))
-    workers.ahead(1, lambda: [scoring("site-1")])
+    workers.prefetch(1, lambda: [scoring("site-1")])
     ((_, work, _),) = paper.sent
     with pytest.raises(CodecError):
         worker.carry_out(work, [b"cut short", BASE])
@@ -194,8 +194,8 @@ def test_a_worker_that_cannot_take_a_base_computes_nothing_from_the_one_before(
 # Real processes
 
 
-@pytest.mark.parametrize(("begun", "error", "code"), [(0, "EOFError", 0), (1, "EOFError", 0), (1, "MemoryError", 1)])
-def test_a_worker_that_hears_nothing_any_more_ends(begun: int, error: str, code: int, recipe_of: Recipes) -> None:
+@pytest.mark.parametrize(("started", "error", "code"), [(0, "EOFError", 0), (1, "EOFError", 0), (1, "MemoryError", 1)])
+def test_a_worker_that_hears_nothing_any_more_ends(started: int, error: str, code: int, recipe_of: Recipes) -> None:
     beginning = {
         "recipe": recipe_of("fedavg").model_dump_json(),
         "plugins": [],
@@ -203,7 +203,7 @@ def test_a_worker_that_hears_nothing_any_more_ends(begun: int, error: str, code:
         "data": {"examples": [], "sites": {}, "nbytes": 64},
     }
     ended = subprocess.run(
-        [sys.executable, "-c", DEAF, json.dumps(beginning), str(begun), error],
+        [sys.executable, "-c", DEAF, json.dumps(beginning), str(started), error],
         capture_output=True,
         text=True,
         check=False,

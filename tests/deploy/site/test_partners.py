@@ -13,8 +13,8 @@ LISTED = Consortium(2, "The Hub", tuple(Partner(site, site.title(), site) for si
 @pytest.mark.parametrize(
     ("required", "said", "unsaid"),
     [
-        (True, "so this site is in no secure sum. Once one is confirmed", "invent"),
-        (False, "can invent the other sites of the group", "no secure sum"),
+        (True, "so this site is in no secure aggregation. Once one is confirmed", "invent"),
+        (False, "can invent the other sites of the group", "no secure aggregation"),
         (None, 'until one is. With "first-use": whoever runs', "Once one"),
     ],
 )

@@ -130,9 +130,9 @@ def test_a_shipped_policy_refuses_exactly_the_methods_that_it_does_not_name(
         assert "federation.secure = true" in plain_run.refusals[0]
         assert "secure" in {tensor.refused_by for tensor in plain_run.outgoing}
     if method in SUMMABLE:
-        summed = site_plan(recipe_of(method, federation=SECURE), site)
-        assert summed.refusals == ()
-        assert {tensor.refused_by for tensor in summed.outgoing} == {None}
+        aggregated = site_plan(recipe_of(method, federation=SECURE), site)
+        assert aggregated.refusals == ()
+        assert {tensor.refused_by for tensor in aggregated.outgoing} == {None}
 
 
 def test_sizes_are_those_of_the_tensors(recipe_of: RecipeOf) -> None:
@@ -142,7 +142,7 @@ def test_sizes_are_those_of_the_tensors(recipe_of: RecipeOf) -> None:
     assert plan.received_bytes == body + 4 + 10 * 64 * 4
 
 
-def test_under_secure_sums_the_size_is_that_of_the_masked_vector(recipe_of: RecipeOf) -> None:
+def test_under_secure_aggregation_the_size_is_that_of_the_masked_vector(recipe_of: RecipeOf) -> None:
     plan = site_plan(recipe_of("fedavg", federation=SECURE))
     numbers = sum(tensor.spec.nbytes for tensor in plan.outgoing) // 4 + 1  # of float32; and the weight
     assert plan.masked == numbers
@@ -243,8 +243,8 @@ def test_a_site_that_hides_its_classes_keeps_what_tells_of_them(
     refused = {tensor.spec.part.value: tensor.refused_by for tensor in plan.outgoing if tensor.refused_by}
     assert refused == dict.fromkeys(kept, "hide_class_presence")
     assert plan.refusals
-    assert all("(hide_class_presence)" in why and "secure sum" in why for why in plan.refusals)
-    assert "secure sum (hide_class_presence)" in " ".join(plan.rules)
+    assert all("(hide_class_presence)" in why and "secure aggregation" in why for why in plan.refusals)
+    assert "secure aggregation (hide_class_presence)" in " ".join(plan.rules)
 
 
 @pytest.mark.parametrize(
@@ -469,7 +469,7 @@ def test_every_part_says_what_it_discloses() -> None:
     assert len({part.discloses for part in Part}) == len(Part)
 
 
-def test_under_secure_sums_a_site_is_sent_what_is_made_of_the_sum() -> None:
+def test_under_secure_aggregation_a_site_is_sent_what_is_made_of_the_sum() -> None:
     federation = {"min_sites": 3, "secure": True}
     method = {"name": "cwfedavg", "shares": "true"}
     plan = site_plan(small_recipe("cwfedavg", method=method, federation=federation))
@@ -482,16 +482,16 @@ def test_under_secure_sums_a_site_is_sent_what_is_made_of_the_sum() -> None:
 
 @pytest.mark.parametrize("method", SUMMABLE)
 def test_what_the_server_sees_of_each_part_is_read_from_the_methods_form(method: str) -> None:
-    plain_plan, summed = site_plan(small_recipe(method)), site_plan(small_recipe(method, federation=SECURE))
+    plain_plan, aggregated = site_plan(small_recipe(method)), site_plan(small_recipe(method, federation=SECURE))
     form = form_of(client_methods.build(method, {}), method)
     rows = {form.rows.part} if form.rows else set()
     in_sums = {*form.means, *rows, *form.mixtures, form.shares}
-    for plan in (plain_plan, summed):
+    for plan in (plain_plan, aggregated):
         assert [each.part for each in plan.server_view.parts] == list(dict.fromkeys(t.spec.part for t in plan.outgoing))
         for each in plan.server_view.parts:
-            assert (each.plain, each.summed == NOTHING) == (each.part.discloses, each.part not in in_sums)
-            assert plan.server_view.seen(each) == (each.summed if plan is summed else each.plain)
-    assert ("It sees how many sites hold each class, not which." in summed.server_view.whole) is form.by_class
+            assert (each.plain, each.aggregated == NOTHING) == (each.part.discloses, each.part not in in_sums)
+            assert plan.server_view.seen(each) == (each.aggregated if plan is aggregated else each.plain)
+    assert ("It sees how many sites hold each class, not which." in aggregated.server_view.whole) is form.by_class
 
 
 def test_a_sentence_of_a_sum_says_by_what_it_is_weighed_and_of_how_many_it_is_at_least() -> None:
@@ -499,7 +499,7 @@ def test_a_sentence_of_a_sum_says_by_what_it_is_weighed_and_of_how_many_it_is_at
         "fedavg", method={"name": "fedavg", "weighting": "examples"}, federation={**SECURE, "quorum": 3}
     )
     plan = site_plan(recipe)
-    assert {each.summed for each in plan.server_view.parts} == {
+    assert {each.aggregated for each in plan.server_view.parts} == {
         "The mean over the sites of the sum, weighted by their numbers of examples. Of this site alone: nothing, "
         "unless others of its group help."
     }
@@ -514,27 +514,27 @@ def test_a_sentence_of_a_sum_says_by_what_it_is_weighed_and_of_how_many_it_is_at
     federation = {**SECURE, "min_contributors": 3}
     shares = site_plan(small_recipe("cwfedavg", method={"name": "cwfedavg", "shares": "true"}, federation=federation))
     told = {each.part: each for each in shares.server_view.parts}
-    assert "weighted by their shares of the class, of classes with 3 such sites or more" in told[Part.HEAD].summed
+    assert "weighted by their shares of the class, of classes with 3 such sites or more" in told[Part.HEAD].aggregated
     assert told[Part.LABEL_DISTRIBUTION].plain == "", "it never leaves without a sum"
 
 
 def test_a_method_without_a_form_says_why_and_nothing_of_sums() -> None:
     plan = site_plan(small_recipe("cwfedavg"))
     assert "norms" in plan.server_view.why_not
-    assert {each.summed for each in plan.server_view.parts} == {""}
+    assert {each.aggregated for each in plan.server_view.parts} == {""}
 
 
 @pytest.mark.parametrize("secure", ["allowed", "required"])
-def test_a_policy_that_asks_for_secure_sums_lets_a_run_with_them_in_and_no_other(secure: str) -> None:
+def test_a_policy_that_asks_for_secure_aggregation_lets_a_run_with_them_in_and_no_other(secure: str) -> None:
     site = policy("fednh", secure=secure, hide_class_presence=secure != "allowed")
-    summed, without = (site_plan(small_recipe("fednh", federation=each), site) for each in (SECURE, {}))
-    assert summed.refusals == ()
-    assert {tensor.refused_by for tensor in summed.outgoing} == {None}
-    assert summed.first_model is None
+    aggregated, without = (site_plan(small_recipe("fednh", federation=each), site) for each in (SECURE, {}))
+    assert aggregated.refusals == ()
+    assert {tensor.refused_by for tensor in aggregated.outgoing} == {None}
+    assert aggregated.first_model is None
     assert bool(without.refusals) is (secure != "allowed")
-    assert "(secure)" in summed.rules[0]
+    assert "(secure)" in aggregated.rules[0]
     told = " ".join(without.rules)
-    assert ("leaves only in a secure sum" in told, "is not hidden" in told) == (
+    assert ("leaves only in a secure aggregation" in told, "is not hidden" in told) == (
         secure != "allowed",
         secure == "allowed",
     )
@@ -548,8 +548,8 @@ def test_a_site_lets_its_true_shares_into_a_sum_and_nowhere_else() -> None:
 
 def test_the_screen_and_json_say_what_the_server_sees_with_sums_and_without() -> None:
     for federation, heading, other in (
-        (SECURE, "What the server sees of it, with secure sums", "Without secure sums it would see:"),
-        ({}, "What the server sees of it, without secure sums", "With federation.secure = true it would see:"),
+        (SECURE, "What the server sees of it, with secure aggregation", "Without secure aggregation it would see:"),
+        ({}, "What the server sees of it, without secure aggregation", "With federation.secure = true it would see:"),
     ):
         plan, out = site_plan(small_recipe("fedprp", federation=federation)), io.StringIO()
         plan_table.show(plan, Console(file=out, width=500))

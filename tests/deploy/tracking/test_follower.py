@@ -120,7 +120,7 @@ def test_a_page_is_what_the_ledger_says(run_ledger: RunLedger) -> None:
             "round/degraded": 1.0,
             "sites/invited": 3.0,
             "sites/reported": 2.0,
-            "sites/set_aside": 0.0,
+            "sites/rejected": 0.0,
             "sites/late": 1.0,
             "sites/failed": 0.0,
             "transfer/received_mb": 1.0,

@@ -302,7 +302,7 @@ def test_scores_of_the_newest_scored_round_by_scope_metric_and_stat(open_office:
 def test_a_trainers_forged_score_reaches_no_metric_no_record_and_no_table(read: Scraped) -> None:
     lab = read.lab
     fit = lab.task("ann")
-    assert lab.push("ann", model(1.0), fit, metrics={"global.accuracy": 1e308}).verdict is Verdict.INVALID
+    assert lab.push("ann", model(1.0), fit, metrics={"global.accuracy": 1e308}).verdict is Verdict.REFUSED
     for site in TRAINERS:
         lab.push(site, model(1.0))
     forged = {"personal.accuracy": 0.5, "global.accuracy": 1e308}

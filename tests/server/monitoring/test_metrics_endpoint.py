@@ -98,7 +98,7 @@ def verdicts(metered: Metered) -> Counter[tuple[str, str]]:
     found: Counter[tuple[str, str]] = Counter()
     for (name, labels), value in metered.scrape().items():
         told = dict(labels)
-        if name == "protofed_updates_total" and value and told["verdict"] not in (Verdict.DUPLICATE, "set-aside"):
+        if name == "protofed_updates_total" and value and told["verdict"] not in (Verdict.DUPLICATE, "rejected"):
             found[told["verdict"], told["reason"]] = int(value)
     return found
 
@@ -144,7 +144,7 @@ def test_what_is_exposed_is_what_is_promised(
             assert all(HARMLESS.fullmatch(value) for key, value in labels if key != "le"), (name, labels)
             family = name if name.endswith("_total") else re.sub("_(bucket|count|sum)$", "", name)
             exposed.setdefault(family, set()).add(frozenset(key for key, _ in labels) - {"le"})
-    # No round is open any more, no run had secure sums, and nobody is told of anything.
+    # No round is open any more, no run had secure aggregation, and nobody is told of anything.
     absent = (OPENED, SUM_STEP, SUM_SITES, SUM_SECONDS, NOTIFICATIONS)
     promised = {metric.name: {frozenset(metric.labels)} for metric in METRICS if metric not in absent}
     assert exposed == promised
@@ -195,7 +195,7 @@ def test_refused_updates_abandoned_and_degraded_rounds_and_a_restart(
     ann.push(ann.task())
     clock.now += 2.1
     seen.wait_for("rounds_total", 1, outcome="degraded")
-    assert bob.push(late).verdict == pb.VERDICT_STALE
+    assert bob.push(late).verdict == pb.VERDICT_LATE
 
     assert seen.value("updates_total", verdict="duplicate", reason="") == 1
     assert verdicts(seen) == in_ledger(seen, recipe.name)
@@ -237,7 +237,7 @@ def test_bytes_that_move_both_ways_and_chunks_that_are_not_sent_again(
     pieces = [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
     for index in (0, 1, 4):
         site.put(upload, index, pieces[index])
-    for _ in range(2):  # begun again, and once more: the same three chunks
+    for _ in range(2):  # started again, and once more: the same three chunks
         site.say("BeginUpload", announced)
     assert seen.value("transfer_resumed_chunks_total") == 3
     for index in set(range(len(pieces))) - {0, 1, 4}:

@@ -157,7 +157,7 @@ def test_half_a_line_of_a_killed_process_loses_nothing(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("where", [10, -20])
-def test_a_damaged_journal_is_set_aside_and_the_server_starts(folder: Folder, where: int) -> None:
+def test_a_damaged_journal_is_rejected_and_the_server_starts(folder: Folder, where: int) -> None:
     folder.start().add(KEY, NOTICE)
     folder.start().close()
     content = bytearray(folder.path.read_bytes())

@@ -12,7 +12,7 @@ from protofed.common.protocol.messages import Activity, Role
 from protofed.common.protocol.scores import Spread, spread, spreads
 from protofed.server.operator.run_record import Overview, overview
 from protofed.server.storage.ledger import Ledger
-from protofed.server.verdicts import RejectionCode, RoundOutcome, UpdateProblem
+from protofed.server.verdicts import RefusalCode, RoundOutcome, UpdateProblem
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab
@@ -32,7 +32,7 @@ def test_a_run_that_is_not_known_has_none() -> None:
 
 def test_a_run_without_sites_waits(make: MakeLab) -> None:
     found = seen(make())
-    assert (found.phase, found.began, found.ended, found.failed) == ("not begun", False, False, False)
+    assert (found.phase, found.began, found.ended, found.failed) == ("not started", False, False, False)
     assert (found.round, found.invited, found.reported, found.received, found.sent) == (0, 0, 0, 0, 0)
     assert (found.scores, found.scored_round, found.seconds) == ({}, 0, 0.0)
 
@@ -62,7 +62,7 @@ def test_bytes_are_those_of_counted_updates_and_of_models_to_be_fetched(lab: Lab
     state = len(lab.blobs.get(lab.address))
     first = seen(lab).received
     lab.push("ann", lab.model(1.0))
-    lab.intake.refuse("bob", lab.task("bob").task_id, manifest, UpdateProblem(RejectionCode.DAMAGED, "no"))
+    lab.intake.refuse("bob", lab.task("bob").task_id, manifest, UpdateProblem(RefusalCode.DAMAGED, "no"))
     assert seen(lab).received == first + len(data)
     assert seen(lab).sent == 3 * state
 

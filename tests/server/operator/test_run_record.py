@@ -20,7 +20,7 @@ from protofed.server.operator import run_record as run_record_module
 from protofed.server.operator.run_record import MAX_CLASSES, cosines, run_record, similarity
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.rows import CertificateRow, RoundRow
-from protofed.server.verdicts import EXCLUDED, REVOKED, RejectionCode, UpdateProblem
+from protofed.server.verdicts import EXCLUDED, REVOKED, RefusalCode, UpdateProblem
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab
@@ -88,7 +88,7 @@ def test_a_round_has_its_sites_bytes_losses_and_norms(lab: Lab) -> None:
 def test_what_was_refused_failed_or_late_says_why(lab: Lab) -> None:
     manifest, _ = lab.announce(lab.model(1.0))
     lab.intake.refuse(
-        "bob", lab.task("bob").task_id, manifest, UpdateProblem(RejectionCode.NOT_FINITE, "body/w holds <NaN>")
+        "bob", lab.task("bob").task_id, manifest, UpdateProblem(RefusalCode.NOT_FINITE, "body/w holds <NaN>")
     )
     lab.beat("cyd", lab.task("cyd").task_id, activity=Activity.FAILED, failure=FailureReason.OUT_OF_MEMORY)
     lab.push("ann", lab.model(1.0))
@@ -98,8 +98,8 @@ def test_what_was_refused_failed_or_late_says_why(lab: Lab) -> None:
     assert found["rounds"][-1]["outcome"] == "degraded"
     (refused,) = tasks(found)["bob", "fit"]["refused"]
     assert refused == {
-        "verdict": "invalid",
-        "code": RejectionCode.NOT_FINITE,
+        "verdict": "refused",
+        "code": RefusalCode.NOT_FINITE,
         "reason": "body/w holds <NaN>",
         "bytes": manifest.total_bytes,
         "digest": manifest.digest,
@@ -304,7 +304,7 @@ def test_a_useless_model_is_a_warning_with_its_numbers(make: MakeLab) -> None:
 def test_updates_that_are_not_finite_are_a_warning_while_the_run_goes_on(make: MakeLab) -> None:
     lab = make(federation={"quorum": 3}).begin()
     manifest, _ = lab.announce(lab.model(1.0))
-    problem = UpdateProblem(RejectionCode.NOT_FINITE, "body/w holds NaN")
+    problem = UpdateProblem(RefusalCode.NOT_FINITE, "body/w holds NaN")
     lab.intake.refuse("bob", lab.task("bob").task_id, manifest, problem)
     assert seen(lab)["warnings"] == []  # it may send another one
     lab.beat("cyd", lab.task("cyd").task_id, activity=Activity.FAILED, failure=FailureReason.NUMERIC)

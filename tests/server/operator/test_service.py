@@ -17,7 +17,7 @@ from protofed.common.pki.certificate import Party
 from protofed.common.protocol.messages import Activity, Assignment, PauseReason, Progress, Signal, Verdict
 from protofed.server.operator.verification import VerificationResult
 from protofed.server.rounds.machine import phases
-from protofed.server.verdicts import RejectionCode
+from protofed.server.verdicts import RefusalCode
 
 Register: TypeAlias = Callable[..., None]
 ALONE = {"min_sites": 1, "quorum": 1}
@@ -262,7 +262,7 @@ def test_every_site_has_its_fate_in_every_round(desk: OperatorLab) -> None:
     announced = announce(desk.model(9.0))[0]
     refusal = desk.intake.begin("cyd", daemon("cyd"), task.task_id, task.round, Digest("0" * 64), announced)
     assert refusal is not None
-    assert refusal.verdict is Verdict.INVALID
+    assert refusal.verdict is Verdict.REFUSED
     desk.push("ann", desk.model(1.0))
     desk.beat("bob", desk.task("bob").task_id, activity=Activity.TRAINING, epoch=1, epochs=3, making_progress=True)
     desk.push("cyd", desk.model(1.0))
@@ -284,10 +284,10 @@ def test_every_site_has_its_fate_in_every_round(desk: OperatorLab) -> None:
         for site_task in report.tasks
         if site_task.refusals
     }
-    assert refused == {"cyd": [RejectionCode.BASE]}
+    assert refused == {"cyd": [RefusalCode.BASE]}
 
 
-def test_what_was_set_aside_abandoned_and_is_open_is_told_apart(desk: OperatorLab) -> None:
+def test_what_was_rejected_abandoned_and_is_open_is_told_apart(desk: OperatorLab) -> None:
     desk.start("one", rounds=4, federation={"max_attempts": 3})
     desk.begin()
     desk.round(ann=1.0, bob=1e6, cyd=1.0)
@@ -301,7 +301,7 @@ def test_what_was_set_aside_abandoned_and_is_open_is_told_apart(desk: OperatorLa
         (2, 2): "open",
     }
     assert reports[2, 1].row.abandoned == "0 updates at the deadline, quorum 2"
-    (aside,) = [task.task for task in reports[1, 1].tasks if task.task.task_status == "set-aside"]
+    (aside,) = [task.task for task in reports[1, 1].tasks if task.task.task_status == "rejected"]
     assert aside.site == "bob"
     assert "more than 20 times the cohort's median" in aside.reason
 

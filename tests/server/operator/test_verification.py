@@ -65,9 +65,9 @@ def test_a_clock_that_was_set_back_accuses_no_ledger(lab: Lab, since: tuple[int,
             assert verified(lab, row.round, row.attempt).finding is VerificationResult.SAME
 
 
-def test_an_update_that_was_set_aside_is_not_used_here_either(lab: Lab) -> None:
+def test_an_update_that_was_rejected_is_not_used_here_either(lab: Lab) -> None:
     lab.round(ann=1.0, bob=74.0, cyd=3.0)
-    assert [task.task_status for task in lab.ledger.tasks("test", 4) if task.kind == "fit"].count("set-aside") == 1
+    assert [task.task_status for task in lab.ledger.tasks("test", 4) if task.kind == "fit"].count("rejected") == 1
     assert verified(lab, 4).finding is VerificationResult.SAME
 
 

@@ -172,7 +172,7 @@ def test_a_round_is_abandoned_when_there_is_room_to_say_so(lab: Lab, room: Room)
     assert (first.abandoned, second.attempt) == ("0 updates at the deadline, quorum 2", 2)
     seen = {task.reason for task in lab.ledger.tasks("test", 1, 1)}
     assert seen == {"idle, last progress 0 s ago"}
-    assert lab.push("ann", lab.model(1.0), task).verdict is Verdict.STALE
+    assert lab.push("ann", lab.model(1.0), task).verdict is Verdict.LATE
     go_on(lab)
     assert lab.value == 4.0
 
@@ -260,11 +260,11 @@ def test_a_roll_back_forgets_the_step_that_waits(lab: Lab, room: Room) -> None:
     assert lab.value == 4.0
 
 
-# Secure sums and rules that set updates aside
+# Secure aggregation and rules that set updates aside
 
 
 @pytest.mark.parametrize("step", SUM_STEPS)
-def test_a_step_of_a_secure_sum_is_asked_for_when_there_is_room(room: Room, step: TaskKind) -> None:
+def test_a_step_of_a_secure_aggregation_is_asked_for_when_there_is_room(room: Room, step: TaskKind) -> None:
     sums = Secure("fedprp", ledger=tight_ledger(room, "database"))
     before = sums.steps[sums.steps.index(step) - 1]
     *first, last = sums.go_to(before)
@@ -285,7 +285,7 @@ def test_a_step_of_a_secure_sum_is_asked_for_when_there_is_room(room: Room, step
 
 
 @pytest.mark.parametrize("records", range(3))
-def test_an_update_is_set_aside_when_there_is_room_to_say_so(make: MakeLab, room: Room, records: int) -> None:
+def test_an_update_is_rejected_when_there_is_room_to_say_so(make: MakeLab, room: Room, records: int) -> None:
     rules: dict[str, Any] = {"robust": "krum", "min_sites": 5, "quorum": 5, "outlier_factor": None}
     lab = make(ledger=tight_ledger(room, "database"), federation={**rules, "max_relative_norm": 1e9})
     lab.enroll(EVALUATOR, role=Role.EVALUATOR)

@@ -1,4 +1,4 @@
-"""What a secure sum counts for: its steps, who dropped out of which, and why one came to nothing."""
+"""What a secure aggregation counts for: its steps, who dropped out of which, and why one came to nothing."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_dropout_counts_at_the_step_that_it_did_not_report_and_not_again(run: 
     assert counted(run.lab.metrics, ABANDONED) == {}
 
 
-def test_a_site_that_leaves_between_holders_and_numbers_is_another_reason_than_too_few() -> None:
+def test_a_site_that_leaves_between_contributors_and_numbers_is_another_reason_than_too_few() -> None:
     run = Secure("fedprp")
     run.go_to(TaskKind.MASK)
     run.answer(SITES[1:])
@@ -105,7 +105,7 @@ def test_a_sum_that_cannot_begin_counts_and_a_round_without_its_quorum_is_no_sum
     metrics, before = ServerMetrics(), phases.Collecting(1, 1, frozenset("abc"), 3, 2, 0.0, frozenset("a"))
     event = phases.Arrived(reported[-1], 1.0)
     given_up = [phases.Abandon(1, 1, "the sites are in no group yet")]
-    count(metrics, "run", before, event, phases.Idle(1, 1), given_up, 1.0, summed=True)
+    count(metrics, "run", before, event, phases.Idle(1, 1), given_up, 1.0, secure=True)
     assert counted(metrics, ABANDONED) == expected
 
 
@@ -116,7 +116,7 @@ def test_a_run_that_is_stopped_lost_no_site(run: Secure) -> None:
 
 
 def gauges(run: Secure) -> dict[str, dict[tuple[str, ...], float]]:
-    """Of secure sums, as a scrape has them now: those that are not 0."""
+    """Of secure aggregation, as a scrape has them now: those that are not 0."""
     families = [*collector._sum_step(run.lab.recipe, run.lab.phase), *collector._state(run.ledger, "test")]
     return {
         family.name: {tuple(sample.labels.values()): sample.value for sample in family.samples if sample.value}
@@ -141,7 +141,7 @@ def test_the_open_step_is_shown_and_the_sites_of_the_newest_sum_after_a_restart_
     assert gauges(run)["protofed_sum_sites"] == {("test",): 5.0}
 
 
-def test_a_run_without_secure_sums_has_no_such_gauges(lab: Lab) -> None:
+def test_a_run_without_secure_aggregation_has_no_such_gauges(lab: Lab) -> None:
     lab.round(ann=1.0, bob=2.0, cyd=6.0)
     families = [*collector._sum_step(lab.recipe, lab.phase), *collector._state(lab.ledger, "test")]
     assert [family.name for family in families if "sum" in family.name] == []

@@ -56,7 +56,7 @@ def test_a_site_that_trains_is_called_off_and_its_update_is_stale(far: Lab) -> N
     late = far.task("ann")
     far.run.roll_back(2)
     assert far.beat("ann", late.task_id) is Signal.ABORT
-    assert far.push("ann", far.model(9.0), late).verdict is Verdict.STALE
+    assert far.push("ann", far.model(9.0), late).verdict is Verdict.LATE
 
 
 def test_an_update_that_counted_before_is_still_a_duplicate(far: Lab) -> None:
@@ -183,26 +183,26 @@ def test_a_run_that_had_ended_goes_on(make: MakeLab) -> None:
 
 def test_a_fit_says_which_update_of_the_site_stands(far: Lab) -> None:
     """What it keeps of later rounds does not go with the state that it starts from."""
-    assert far.task("ann").memory_round == 3
+    assert far.task("ann").state_round == 3
     far.run.roll_back(1)
     far.later(0.0)
-    assert far.task("ann").memory_round == 1
+    assert far.task("ann").state_round == 1
     far.restart()
-    assert far.task("ann").memory_round == 1
+    assert far.task("ann").state_round == 1
     assert far.ledger.standing_rounds("test") == {"ann": 1, "bob": 1, "cyd": 1}
     far.round(ann=5.0, bob=5.0, cyd=5.0)
-    assert far.task("ann").memory_round == 2
+    assert far.task("ann").state_round == 2
 
 
 def test_an_update_for_an_attempt_that_was_abandoned_does_not_stand(make: MakeLab) -> None:
     lab = make().begin()
-    assert lab.task("ann").memory_round == 0
+    assert lab.task("ann").state_round == 0
     lab.push("ann", lab.model(1.0))
     lab.later(1000.0, alive=SITES)
     lab.later(0.0)
     assert isinstance(lab.phase, phases.Collecting)
     assert (lab.phase.round, lab.phase.attempt) == (1, 2)
-    assert lab.task("ann").memory_round == 0
+    assert lab.task("ann").state_round == 0
 
 
 def test_only_a_fit_says_so(make: MakeLab) -> None:
@@ -210,4 +210,4 @@ def test_only_a_fit_says_so(make: MakeLab) -> None:
     lab.enroll(*SITES)
     lab.later(0)
     asked = [lab.task(site) for site in SITES if lab.asked(site) is not None]
-    assert [(task.kind, task.memory_round) for task in asked] == [(TaskKind.INITIALISE, None)] * 2
+    assert [(task.kind, task.state_round) for task in asked] == [(TaskKind.INITIALISE, None)] * 2

@@ -26,7 +26,7 @@ from protofed.common.protocol.messages import (
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.rounds.machine import phases
 from protofed.server.storage.blobs import FolderBlobs
-from protofed.server.verdicts import RoundOutcome, SetAsideCode
+from protofed.server.verdicts import RejectionCode, RoundOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,10 +86,10 @@ def test_first_models_that_differ_do_not_count_and_all_sites_are_asked(make: Mak
     lab.push(third, lab.model(0.0))
     assert lab.value == 0.0
     tasks = {row.site: (row.task_status, row.reason) for row in lab.ledger.tasks("test", 0, 2)}
-    assert tasks[other][0] == "set-aside"
+    assert tasks[other][0] == "rejected"
     assert "1 of 3 sites" in tasks[other][1]
     codes = {row.task.site: row.code for row in lab.ledger.updates("test", 0, 2)}
-    assert codes == {other: SetAsideCode.FIRST_MODEL, one: "", third: ""}
+    assert codes == {other: RejectionCode.FIRST_MODEL, one: "", third: ""}
 
 
 def test_a_run_whose_sites_never_agree_on_the_first_model_stops_and_names_their_digests(make: MakeLab) -> None:
@@ -118,7 +118,7 @@ def test_a_first_model_is_no_larger_than_the_recipe_says(make: MakeLab) -> None:
     lab.enroll("ann", "bob", "cyd")
     lab.later(0)
     receipt = lab.push(lab.makers()[0], lab.model(0.0))
-    assert receipt.verdict is Verdict.INVALID
+    assert receipt.verdict is Verdict.REFUSED
     assert "max_model_mb" in receipt.reason
 
 
@@ -310,14 +310,14 @@ def rotting(make: MakeLab, tmp_path: Path) -> Callable[..., Lab]:
     return make_rotting
 
 
-def test_an_update_that_rotted_on_disk_is_set_aside_by_name_and_never_averaged(rotting: Callable[..., Lab]) -> None:
+def test_an_update_that_rotted_on_disk_is_rejected_by_name_and_never_averaged(rotting: Callable[..., Lab]) -> None:
     lab = rotting("ann")
     assert lab.value == 4.0
-    (task,) = (task for task in lab.ledger.tasks("test", 1) if task.task_status == "set-aside")
+    (task,) = (task for task in lab.ledger.tasks("test", 1) if task.task_status == "rejected")
     update = lab.ledger.updates("test", 1)[0]
     assert (task.site, update.task.site) == ("ann", "ann")
     assert "has changed on disk" in task.reason
-    assert (update.verdict, update.code, update.set_aside) == (Verdict.ACCEPTED, SetAsideCode.UNREADABLE, task.reason)
+    assert (update.verdict, update.code, update.rejected) == (Verdict.ACCEPTED, RejectionCode.UNREADABLE, task.reason)
     assert lab.ledger.rounds("test")[1].complete is False  # the run says that it is degraded
 
 
@@ -356,21 +356,21 @@ def test_a_site_that_must_take_part_is_not_done_without_when_its_update_rots(rot
     assert "; without ann no round counts" in str(lab.ledger.rounds("test")[1].abandoned)
 
 
-def test_an_outlier_is_set_aside_and_the_rest_averaged(lab: Lab) -> None:
+def test_an_outlier_is_rejected_and_the_rest_averaged(lab: Lab) -> None:
     for site, value in (("ann", 1.0), ("bob", 1e4), ("cyd", 3.0)):
         assert lab.push(site, lab.model(value)).verdict is Verdict.ACCEPTED
     assert lab.value == 2.0
     task = next(task for task in lab.ledger.tasks("test", 1) if (task.site, task.kind) == ("bob", TaskKind.FIT))
-    assert task.task_status == "set-aside"
+    assert task.task_status == "rejected"
     assert "more than 20 times the cohort's median" in task.reason
     aside = lab.ledger.updates("test", 1)[1]
-    assert (aside.code, aside.set_aside) == (SetAsideCode.OUTLIER, task.reason)
+    assert (aside.code, aside.rejected) == (RejectionCode.OUTLIER, task.reason)
     assert lab.has(aside.digest)  # kept, and named
 
 
 def test_an_update_beyond_the_largest_norm_is_refused_and_a_smaller_one_still_taken(lab: Lab) -> None:
     receipt = lab.push("ann", lab.model(1e30))
-    assert (receipt.verdict, lab.ledger.updates("test", 1)[0].code) == (Verdict.INVALID, "norm")
+    assert (receipt.verdict, lab.ledger.updates("test", 1)[0].code) == (Verdict.REFUSED, "norm")
     assert lab.push("ann", lab.model(1.0)).verdict is Verdict.ACCEPTED
 
 
@@ -380,7 +380,7 @@ def test_an_example_count_that_jumps_is_refused(lab: Lab, weight: float) -> None
     lab.round(bob=1.0, cyd=1.0)
     receipt = lab.push("ann", lab.model(1.0), weight=weight)
     assert (receipt.verdict, receipt.reason) == (
-        Verdict.INVALID,
+        Verdict.REFUSED,
         f"an example count of {weight:g} after 100: expected at most 10 times more or less",
     )
     assert lab.push("ann", lab.model(1.0), weight=120.0).verdict is Verdict.ACCEPTED
@@ -389,7 +389,7 @@ def test_an_example_count_that_jumps_is_refused(lab: Lab, weight: float) -> None
 def test_a_site_cannot_fill_the_disk_with_updates_that_are_refused(lab: Lab) -> None:
     for number in range(8):
         task = lab.task("ann")
-        assert lab.push("ann", lab.model(1e30 + number * 1e29)).verdict is Verdict.INVALID
+        assert lab.push("ann", lab.model(1e30 + number * 1e29)).verdict is Verdict.REFUSED
     assert lab.asked("ann") is None  # nor is it waited for any more
     with pytest.raises(ProtocolError, match="8 updates were refused for this task"):
         lab.push("ann", lab.model(1.0), task)
@@ -612,7 +612,7 @@ def test_scores_that_cannot_be_are_refused_whole_and_the_site_is_not_asked_again
 @pytest.mark.parametrize("name", ["run", "round", "event", "exc_info", "global.accuracy", "train.", "train.X"])
 def test_an_update_with_a_number_that_no_training_gives_is_refused(lab: Lab, name: str) -> None:
     receipt = lab.push("ann", lab.model(1.0), metrics={name: 0.5})
-    assert (receipt.verdict, lab.ledger.updates("test", 1)[0].code) == (Verdict.INVALID, "scalars")
+    assert (receipt.verdict, lab.ledger.updates("test", 1)[0].code) == (Verdict.REFUSED, "scalars")
     assert lab.ledger.updates("test", 1)[0].metrics == {}
 
 
@@ -668,7 +668,7 @@ def test_while_a_round_is_aggregated_nothing_moves_and_late_updates_are_stale(ma
     lab.push("bob", lab.model(3.0))
     lab.later(51.0, alive=("ann", "bob", "eva"))
     assert isinstance(lab.phase, phases.Aggregating)
-    assert lab.push("cyd", lab.model(5.0), late).verdict is Verdict.STALE
+    assert lab.push("cyd", lab.model(5.0), late).verdict is Verdict.LATE
     assert lab.asked("ann") is None
     lab.later(1000.0)
     assert isinstance(lab.phase, phases.Aggregating)

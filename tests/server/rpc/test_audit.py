@@ -57,21 +57,21 @@ class Slow:
     """An fsync that waits until it may go on.
 
     Attributes:
-        begun: how many there were.
+        started: how many there were.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.begun, self._began, self.go, self._real = 0, threading.Event(), threading.Event(), os.fsync
+        self.started, self._began, self.go, self._real = 0, threading.Event(), threading.Event(), os.fsync
         monkeypatch.setattr(os, "fsync", self)
 
     def __call__(self, file: int) -> None:
-        self.begun += 1
+        self.started += 1
         self._began.set()
         assert self.go.wait(timeout=20)
         self._real(file)
 
     async def first(self) -> None:
-        """Until one has begun."""
+        """Until one has started."""
         assert await asyncio.to_thread(self._began.wait, 20)
 
 
@@ -121,7 +121,7 @@ def test_a_record_says_who_asked_what_and_what_was_answered(audit: ServerAudit, 
 
 
 def test_a_receipt_is_recorded_with_its_verdict(audit: ServerAudit, path: Path) -> None:
-    receipt = pb.Receipt(verdict=pb.VERDICT_STALE, digest="0" * 64)
+    receipt = pb.Receipt(verdict=pb.VERDICT_LATE, digest="0" * 64)
     asyncio.run(audit.note(entry(call="CommitUpload", reply=receipt.SerializeToString())))
     (record,) = records(path)
     assert record.facts["verdict"] == "stale"
@@ -200,7 +200,7 @@ def test_those_that_come_during_an_fsync_share_the_next_one_in_their_order(
         await asyncio.gather(*tasks)
 
     asyncio.run(scenario())
-    assert slow.begun == 2
+    assert slow.started == 2
     assert epochs(path) == [1, *range(1, 65)]
 
 

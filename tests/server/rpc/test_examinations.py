@@ -44,12 +44,12 @@ class Work:
 
     def __init__(self) -> None:
         self.done: list[str] = []  # whose, in the order in which they began
-        self.begun: list[str] = []  # whose turn came
+        self.started: list[str] = []  # whose turn came
         self.go_on = threading.Event()
         self.fails: Exception | None = None
 
     def of(self, upload: Upload) -> tuple[Callable[[], None], Callable[[], Examined]]:
-        return lambda: self.begun.append(upload.site), lambda: self._examined(upload)
+        return lambda: self.started.append(upload.site), lambda: self._examined(upload)
 
     def _examined(self, upload: Upload) -> Examined:
         self.done.append(upload.site)
@@ -86,7 +86,7 @@ def test_a_call_that_was_cut_short_leaves_its_examination_to_the_next_one(thread
         return first, await examinations.result(ANN, "base", *work.of(ANN))
 
     assert asyncio.run(scenario()) == (1.0, 1.0)
-    assert work.done == work.begun == ["ann"]
+    assert work.done == work.started == ["ann"]
 
 
 def test_who_waits_keeps_its_place_and_pays_nothing_before_its_turn(threads: ThreadPoolExecutor) -> None:
@@ -100,12 +100,12 @@ def test_who_waits_keeps_its_place_and_pays_nothing_before_its_turn(threads: Thr
             await cut(examinations.result(ANN, "base", *work.of(ANN)))
         later = asyncio.create_task(examinations.result(BOB, "base", *work.of(BOB)))
         await settled()
-        assert work.begun == [other.site for other in others]
+        assert work.started == [other.site for other in others]
         work.go_on.set()
         await asyncio.gather(*running, later, examinations.result(ANN, "base", *work.of(ANN)))
 
     asyncio.run(scenario())
-    assert work.begun[EXAMINATIONS:] == ["ann", "bob"]
+    assert work.started[EXAMINATIONS:] == ["ann", "bob"]
 
 
 def test_one_that_failed_is_done_again(threads: ThreadPoolExecutor) -> None:
@@ -165,7 +165,7 @@ class Site:
 
     def __init__(self, folder: Path, executors: Executors) -> None:
         self.paid: list[int] = []
-        self.examined, self.begun, self.go_on = 0, threading.Event(), threading.Event()
+        self.examined, self.started, self.go_on = 0, threading.Event(), threading.Event()
         self.fails: Exception | None = None
         self.blobs = FolderBlobs(folder)
         fakes: Any = self
@@ -201,7 +201,7 @@ class Site:
 
     def examine(self, *_: Any) -> float:
         self.examined += 1
-        self.begun.set()
+        self.started.set()
         assert self.go_on.wait(30)
         return 1.0
 
@@ -229,7 +229,7 @@ def test_a_commit_that_is_tried_again_is_examined_and_paid_for_once(tmp_path: Pa
         await site.send()
         for _ in range(3):
             call = asyncio.create_task(site.commit())
-            assert await asyncio.to_thread(site.begun.wait, 30)
+            assert await asyncio.to_thread(site.started.wait, 30)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call

@@ -32,7 +32,7 @@ class Server:
         self.in_rows: set[Digest] = set()
 
     def verdict_if_closed(self, site: str, *_: Any) -> Receipt | None:
-        return Receipt(Verdict.STALE, site, Digest("d"), "") if site == "late" else None
+        return Receipt(Verdict.LATE, site, Digest("d"), "") if site == "late" else None
 
     def named(self, among: Collection[Digest]) -> set[Digest]:
         return self.in_rows & {*among}
@@ -168,7 +168,7 @@ def test_an_update_that_comes_too_late_never_becomes_a_blob() -> None:
     server = Server()
     (answer,) = together(server, commit("late"))
     assert isinstance(answer, Receipt)
-    assert (answer.verdict, server.did) == (Verdict.STALE, [])
+    assert (answer.verdict, server.did) == (Verdict.LATE, [])
 
 
 @pytest.mark.parametrize("verdict", [*Verdict, None])
@@ -178,7 +178,7 @@ def test_of_what_does_not_count_no_blob_stays_unless_a_row_names_it(verdict: Ver
         server = Server()
         server.in_rows = {one.manifest.digest} if named else set()
         together(server, one)
-        stays = named or verdict in (Verdict.ACCEPTED, Verdict.INVALID)
+        stays = named or verdict in (Verdict.ACCEPTED, Verdict.REFUSED)
         assert server.did[:2] == ["seal ann" if verdict else "seal bad", "sync"]
         assert server.did[3:] == ([] if stays else ["discard 0"])
 

@@ -214,7 +214,7 @@ def test_chunks_are_checked_one_by_one(client: RawClient) -> None:
     assert refused(lambda: client.put(upload, 0, data, checksum=1))[0] is Code.DATA_LOSS
     assert refused(lambda: client.put(upload, 7, data))[0] is Code.DATA_LOSS
     assert refused(lambda: client.put(upload, 0, data[:-1]))[0] is Code.DATA_LOSS
-    assert refused(lambda: client.put("never-begun", 0, data))[0] is Code.FAILED_PRECONDITION
+    assert refused(lambda: client.put("never-started", 0, data))[0] is Code.FAILED_PRECONDITION
     code, text = refused(lambda: client.commit(task, upload))
     assert code is Code.FAILED_PRECONDITION
     assert "the first is 0" in text
@@ -249,7 +249,7 @@ def test_a_site_that_begins_too_much_is_told_what_to_do(client: RawClient) -> No
     assert "4 uploads of this site are unfinished; commit one of them" in text
 
 
-def test_a_verdict_forgets_what_else_was_begun_for_the_task(client: RawClient, server: Any) -> None:
+def test_a_verdict_forgets_what_else_was_started_for_the_task(client: RawClient, server: Any) -> None:
     task, data = client.task(), codec.encode(MODEL)
     other = client.announcement(task, data, MODEL, digest=codec.digest(b"other"))
     upload = client.say("BeginUpload", other).upload.id
@@ -381,7 +381,7 @@ def test_a_commit_that_names_something_else_than_its_upload_is_refused(
 def test_values_that_are_not_finite_are_invalid(client: RawClient) -> None:
     poisoned = {**MODEL, Part.BODY: {"w": np.full((2, 3), np.nan, dtype=np.float32)}}
     receipt = client.push(client.task(), poisoned)
-    assert receipt.verdict == pb.VERDICT_INVALID
+    assert receipt.verdict == pb.VERDICT_REFUSED
     assert receipt.reason == "body/w has values that are not finite"
 
 
@@ -389,7 +389,7 @@ def test_an_update_of_another_shape_is_invalid_before_a_byte_is_sent(client: Raw
     client.push(client.task(), MODEL)
     fit = client.task()
     receipt = client.push(fit, {**MODEL, Part.HEAD: {"weight": np.ones((3, 10), dtype=np.float32)}})
-    assert receipt.verdict == pb.VERDICT_INVALID
+    assert receipt.verdict == pb.VERDICT_REFUSED
     assert receipt.reason == "head/weight is float32 [3, 10], expected float32 [10, 3]"
 
 

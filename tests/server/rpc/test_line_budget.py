@@ -309,9 +309,9 @@ def test_counts_are_written_by_themselves(log: Log, monkeypatch: pytest.MonkeyPa
         for _ in range(2):
             await log.audit.note(put())
         log.clock.now += EVERY_S
-        begun = asyncio.Event()
-        asyncio.get_running_loop().call_later(0.02, begun.set)  # timers fire in the order of their times
-        await begun.wait()
+        started = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.02, started.set)  # timers fire in the order of their times
+        await started.wait()
         assert log.audit._counting is not None
         await log.audit._counting
 

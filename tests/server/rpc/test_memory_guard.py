@@ -1,4 +1,4 @@
-"""How much memory may be used, and when no more is begun."""
+"""How much memory may be used, and when no more is started."""
 
 from __future__ import annotations
 

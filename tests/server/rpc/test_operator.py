@@ -83,7 +83,7 @@ def test_an_operator_is_told_whether_a_run_has_noise(desk: Desk, recipe_of: Reci
 def test_a_run_is_queued_in_the_ledger_when_it_is_answered(desk: Desk, recipe_of: RecipeOf) -> None:
     given = recipe_of("fednh", name="second", method={"name": "fednh"})
     info = desk.call("StartRun", pb.StartRunRequest(recipe=given.wire()))
-    assert (info.run, info.method, info.status, info.phase) == ("second", "fednh", "queued", "not begun")
+    assert (info.run, info.method, info.status, info.phase) == ("second", "fednh", "queued", "not started")
     assert (info.round, info.rounds, info.ended_at) == (0, 3, 0.0)
     assert info.began_at > 0.0
     assert desk.statuses() == {RUN: "running", "second": "queued"}
@@ -117,7 +117,7 @@ def test_a_run_is_shown_with_every_fate_and_refusal(troubled: Desk) -> None:
         "reported",
         "reported",
         "reported",
-        "set-aside",
+        "rejected",
         "failed",
         "late",
     ]

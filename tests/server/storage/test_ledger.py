@@ -12,7 +12,7 @@ import pytest
 
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import StateError
-from protofed.common.protocol.messages import Receipt, Subject, TaskKind, Verdict
+from protofed.common.protocol.messages import Receipt, SumOf, TaskKind, Verdict
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, TaskRow, UpdateRow
@@ -212,7 +212,7 @@ def test_an_accepted_update_reports_its_task_and_its_receipt_is_kept(ledger: Led
     assert reported.task_status == "reported"
 
 
-@pytest.mark.parametrize("verdict", [Verdict.INVALID, Verdict.STALE, Verdict.NOT_NEEDED])
+@pytest.mark.parametrize("verdict", [Verdict.REFUSED, Verdict.LATE, Verdict.NOT_NEEDED])
 def test_a_refused_update_is_kept_with_its_reason_and_counts_for_nothing(ledger: Ledger, verdict: Verdict) -> None:
     (task,) = opened(ledger, "ann")
     ledger.judge(update(task, verdict=verdict, reason="because"))
@@ -232,11 +232,11 @@ def test_a_nonce_has_one_accepted_update_whatever_is_inserted(ledger: Ledger, ag
     else:
         with pytest.raises(StateError, match="two updates for one invitation"):
             ledger.judge(update(task, again))
-    ledger.judge(update(task, again, Verdict.INVALID))
+    ledger.judge(update(task, again, Verdict.REFUSED))
     counted = ledger.accepted(task)
     assert counted is not None
     assert counted.receipt() == receipt
-    assert [row.verdict for row in ledger.updates("run", 1)] == [Verdict.ACCEPTED, Verdict.INVALID]
+    assert [row.verdict for row in ledger.updates("run", 1)] == [Verdict.ACCEPTED, Verdict.REFUSED]
 
 
 def test_updates_that_are_judged_together_are_all_recorded_or_none(ledger: Ledger) -> None:
@@ -245,14 +245,14 @@ def test_updates_that_are_judged_together_are_all_recorded_or_none(ledger: Ledge
     with pytest.raises(StateError, match="two updates for one invitation of bob"):
         ledger.judge_all([update(ann), update(bob, b"another")])
     assert ledger.accepted(ann) is None
-    rows = [update(ann), update(bob), update(cyd, verdict=Verdict.INVALID)]
+    rows = [update(ann), update(bob), update(cyd, verdict=Verdict.REFUSED)]
     receipts = ledger.judge_all(rows)
     assert receipts == [row.receipt() for row in rows]
     assert receipts[1] == first
     assert sorted((row.task.site, row.verdict) for row in ledger.updates("run", 1)) == [
         ("ann", Verdict.ACCEPTED),
         ("bob", Verdict.ACCEPTED),
-        ("cyd", Verdict.INVALID),
+        ("cyd", Verdict.REFUSED),
     ]
     assert task_statuses(ledger) == dict(
         zip([task.task_id for task in tasks], ["reported", "reported", "invited"], strict=True)
@@ -281,7 +281,7 @@ def test_sizes_of_the_largest_models_are_kept(ledger: Ledger) -> None:
     tasks = [replace(invited(site), base_bytes=4 << 30) for site in ("ann", "bob")]
     ledger.open_round(RoundRow("run", 1, 1, size=2, quorum=1), tasks)
     ledger.judge(replace(update(tasks[0]), bytes=4 << 30))
-    ledger.judge(replace(update(tasks[1], verdict=Verdict.INVALID), bytes=largest))
+    ledger.judge(replace(update(tasks[1], verdict=Verdict.REFUSED), bytes=largest))
     assert [row.bytes for row in ledger.updates("run")] == [4 << 30, largest]
     assert ledger.moved("run") == (4 << 30, 8 << 30)
 
@@ -301,7 +301,7 @@ def test_updates_come_in_site_order_whenever_they_came(ledger: Ledger) -> None:
 def test_a_seal_speaks_for_the_whole_row() -> None:
     row = update(invited("ann"))
     changed = [
-        replace(row, verdict=Verdict.INVALID),
+        replace(row, verdict=Verdict.REFUSED),
         replace(row, reason="x"),
         replace(row, digest=BASE),
         replace(row, task=replace(row.task, run="x")),
@@ -523,21 +523,21 @@ def test_digests_are_kept_as_they_are(ledger: Ledger) -> None:
     assert row.task.base_digest == BASE
 
 
-# Secure sums
+# Secure aggregation
 
 
 def test_the_next_step_of_a_sum_closes_the_last_one_in_the_same_transaction(ledger: Ledger) -> None:
-    tasks = [replace(invited(site), subject=Subject.UPDATE) for site in ("ann", "bob", "cyd")]
+    tasks = [replace(invited(site), sum_of=SumOf.UPDATE) for site in ("ann", "bob", "cyd")]
     ledger.open_round(RoundRow("run", 1, 1, size=3, quorum=1), tasks)
     ledger.judge(update(tasks[0]))
     score = invited("cyd", kind=TaskKind.SCORE)
     ledger.invite([score])
-    share = replace(invited("ann", kind=TaskKind.SHARE), subject=Subject.UPDATE)
+    share = replace(invited("ann", kind=TaskKind.SHARE), sum_of=SumOf.UPDATE)
     with pytest.raises(StateError):
         ledger.go_on([tasks[0]], "late", {})
     assert task_statuses(ledger)[tasks[1].task_id] == "invited"
     ledger.go_on([share], "late", {"bob": "silent"})
-    found = {task.task_id: (task.task_status, task.reason, task.subject) for task in ledger.tasks("run", 1)}
+    found = {task.task_id: (task.task_status, task.reason, task.sum_of) for task in ledger.tasks("run", 1)}
     assert found == {
         tasks[0].task_id: ("reported", "", "update"),
         tasks[1].task_id: ("late", "silent", "update"),
@@ -547,10 +547,10 @@ def test_the_next_step_of_a_sum_closes_the_last_one_in_the_same_transaction(ledg
     }
 
 
-def test_of_a_secure_sum_the_numbers_stand_and_not_the_keys(ledger: Ledger) -> None:
-    keys = [replace(invited(site), subject=Subject.UPDATE) for site in ("ann", "bob")]
-    numbers = replace(invited("ann", kind=TaskKind.MASK), subject=Subject.UPDATE)
-    scores = replace(invited("bob", kind=TaskKind.MASK), subject=Subject.SCORES)
+def test_of_a_secure_aggregation_the_numbers_stand_and_not_the_keys(ledger: Ledger) -> None:
+    keys = [replace(invited(site), sum_of=SumOf.UPDATE) for site in ("ann", "bob")]
+    numbers = replace(invited("ann", kind=TaskKind.MASK), sum_of=SumOf.UPDATE)
+    scores = replace(invited("bob", kind=TaskKind.MASK), sum_of=SumOf.SCORES)
     ledger.begin_run("run", BASE, "{}")
     ledger.open_round(RoundRow("run", 1, 1, size=2, quorum=1), keys)
     ledger.invite([numbers, scores])

@@ -168,10 +168,10 @@ def test_blobs_that_no_row_needs_are_removed_and_all_others_stay(kept: Kept) -> 
     ledger, journal = kept.open()
     blobs.put(b"of a process that died before its row")
     task = next(row for row in ledger.tasks("test", 1) if row.site == "bob")
-    for verdict in (Verdict.STALE, Verdict.NOT_NEEDED, Verdict.INVALID):
+    for verdict in (Verdict.LATE, Verdict.NOT_NEEDED, Verdict.REFUSED):
         address = blobs.put(verdict.encode())
         ledger.judge(UpdateRow(task, verdict, "why", address, 1, {}, None))
-        before |= {address} if verdict is Verdict.INVALID else set()
+        before |= {address} if verdict is Verdict.REFUSED else set()
     assert sweep_orphans(blobs, ledger) == 3
     assert set(blobs.addresses()) == before
     assert sweep_orphans(blobs, ledger) == 0

@@ -66,7 +66,7 @@ def test_another_machine_goes_on_with_the_same_round(processes: Processes, kept_
     assert processes.finish(["second", *SITES]) == [0] * 3, processes.logs()
     with closing(LedgerReader(kept_url)) as ledger:
         rounds = ledger.rounds("moved")
-    assert [(row.round, row.attempt) for row in rounds] == [(number, 1) for number in range(4)]  # none was begun anew
+    assert [(row.round, row.attempt) for row in rounds] == [(number, 1) for number in range(4)]  # none was started anew
     assert rounds[-1].state == undisturbed(processes.recipe)
     assert (processes.folder / "second" / "blobs" / str(rounds[-1].state)).is_file()
     told = [record.event for record in records(processes.folder / "second" / "journal.jsonl")]

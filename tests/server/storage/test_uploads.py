@@ -64,7 +64,7 @@ def test_a_name_says_whose_it_is() -> None:
     assert str(Upload("site-1", "n-2", Digest("ab"))) == "site-1.n-2.ab"
 
 
-def test_what_was_never_begun_is_incomplete(uploads: Uploads, tmp_path: Path) -> None:
+def test_what_was_never_started_is_incomplete(uploads: Uploads, tmp_path: Path) -> None:
     with pytest.raises(IncompleteUploadError, match="begin it again"):
         send(uploads, upload())
     with pytest.raises(IncompleteUploadError, match="begin it again"):

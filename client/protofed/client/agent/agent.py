@@ -11,7 +11,7 @@ from datetime import datetime
 
 import structlog
 
-from protofed.client.agent.computation import Computation, Elsewhere, Nowhere
+from protofed.client.agent.computation import Computation, NoRemoteExecutor, RemoteExecutor
 from protofed.client.agent.run_work import RunWork
 from protofed.client.agent.task_tools import Spending
 from protofed.client.policy.approval import OUT, Approvals, ApprovalStatus
@@ -19,7 +19,7 @@ from protofed.client.policy.pause import Pause, SitePause
 from protofed.client.policy.policy import UNREADABLE, PolicyOrigin
 from protofed.client.policy.rules import PolicyRules, Window, is_open, next_opening
 from protofed.client.secure_aggregation.partners import Membership
-from protofed.client.site import DaemonStatus, is_offered_summed
+from protofed.client.site import DaemonStatus, is_offered_aggregated
 from protofed.client.site import Site as Site
 from protofed.client.transport.link import Link
 from protofed.common.clock import utc_now
@@ -298,9 +298,9 @@ class Agent:
         gate: decides when the site takes tasks; None: by its policy and its approvals.
         on_refusal: called with each update, or run, that the site's policy refused.
         on_withheld: called with each update that stays here without the server's knowing.
-        elsewhere: computes for the site in other processes; None: all is computed here.
+        remote: computes for the site in other processes; None: all is computed here.
         on_spending: called with each fit with noise that is about to begin.
-        membership: of secure sums; None: this site takes part in no run with them.
+        membership: of secure aggregation; None: this site takes part in no run with it.
     """
 
     def __init__(
@@ -311,7 +311,7 @@ class Agent:
         pause: Callable[[float], None] = time.sleep,
         gate: TaskGate | None = None,
         on_refusal: Callable[[Task, PolicyViolationError], None] = lambda _task, _violation: None,
-        elsewhere: Elsewhere | None = None,
+        remote: RemoteExecutor | None = None,
         on_spending: Callable[[Spending], None] = lambda _spending: None,
         on_withheld: Callable[[Task, PolicyViolationError], None] = lambda _task, _violation: None,
         membership: Membership | None = None,
@@ -332,7 +332,7 @@ class Agent:
         self._enrolled = False
         self._refusals = RefusalLog(site.name)
         told = on_refusal, on_withheld, on_spending
-        others = elsewhere or Nowhere()
+        others = remote or NoRemoteExecutor()
         self._work = RunWork(site, link, self._status, self._enrollment.accept, *told, others, membership)
 
     @property
@@ -380,9 +380,9 @@ class Agent:
             self._work.over(self._assignment.run)
         return answer
 
-    def ahead(self, task: Task) -> list[Computation]:
-        """As `RunWork.ahead`."""
-        return self._work.ahead(task)
+    def prefetch(self, task: Task) -> list[Computation]:
+        """As `RunWork.prefetch`."""
+        return self._work.prefetch(task)
 
     def _takes_tasks(self) -> bool:
         """Whether the site is enrolled, and its gate is still open for the run."""
@@ -406,9 +406,9 @@ class Agent:
         return self._work.no_budget(offered.run) if offered == self._assignment else ""
 
     def _unconfirmed(self, offered: Assignment | None) -> str:
-        """Why the site is summed with nobody; empty: it is, or the run has no secure sums."""
+        """Why the site is summed with nobody; empty: it is, or the run has no secure aggregation."""
         member = self._work.sums.membership
-        if member is None or (offered is not None and not is_offered_summed(self._site, offered)):
+        if member is None or (offered is not None and not is_offered_aggregated(self._site, offered)):
             return ""
         required = self._site.policy.rules.partners == "confirmed"
         return member.partners.problem(required=required) if offered is not None or required else ""

@@ -28,7 +28,7 @@ from protofed.client.training.context import (
     FitContext,
     FitStart,
     NoCheckpoints,
-    memory_with_buffers,
+    client_state_with_buffers,
     with_own_buffers,
 )
 from protofed.client.training.evaluation import Tally, of_personal, on_local_test, on_test, scores_of
@@ -74,7 +74,7 @@ class Computation:
     @classmethod
     def for_fit(cls, site: Site, run: PreparedRun, task: Task) -> Computation:
         """A site's fit, from what it kept of the last round that counts."""
-        state = site.store.last_counted(task.run, task.memory_before)
+        state = site.store.last_counted(task.run, task.state_before)
         fewest = site.policy.rules.min_images_per_unit
         return cls(site.name, run, task, state, fewest, to_its_end=trains_to_its_end(site, run))
 
@@ -84,7 +84,7 @@ class Computation:
         return self.site, self.task.task_id, self.state.round, self.scored
 
 
-class Elsewhere(Protocol):
+class RemoteExecutor(Protocol):
     """Other processes that compute for this site; the results are those that it would have itself."""
 
     def fit(self, work: Computation) -> FitOutcome | None:
@@ -94,7 +94,7 @@ class Elsewhere(Protocol):
         """A model's scores; None: the site must compute them itself."""
 
 
-class Nowhere:
+class NoRemoteExecutor:
     """There are no other processes."""
 
     def fit(self, work: Computation) -> None:
@@ -120,7 +120,7 @@ def fit(work: Computation, base: Payload, status: DaemonStatus, checkpoints: Che
     received = FitStart(start_of(base, local.data.label_frequencies()))
     update = train(work.run, work.task, local, with_own_buffers(base, local))
     reach("fit-done")
-    memory = memory_with_buffers(local, update.payload, work.state.memory)
+    client_state = client_state_with_buffers(local, update.payload, work.state.client_state)
     start = local.start or received
     sent = start.sent or start.model
     leaving = withhold_rare_units(
@@ -135,14 +135,14 @@ def fit(work: Computation, base: Payload, status: DaemonStatus, checkpoints: Che
     )
     if work.run.recipe.federation.secure:
         leaving = within_bounds(leaving, sent, work.run.recipe.federation)
-    memory = _moved_by_what_leaves(memory, update.payload, leaving)
+    client_state = _moved_by_what_leaves(client_state, update.payload, leaving)
     personal = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
-    outcome = FitOutcome(replace(update, payload=leaving), memory, personal)
+    outcome = FitOutcome(replace(update, payload=leaving), client_state, personal)
     return outcome if not work.to_its_end or _is_finite(outcome) else _with_numbers(outcome, work.state)
 
 
 def _is_finite(outcome: FitOutcome) -> bool:
-    payloads = (outcome.update.payload, outcome.memory, outcome.personal)
+    payloads = (outcome.update.payload, outcome.client_state, outcome.personal)
     return all(codec.first_not_finite(payload) is None for payload in payloads) and all(
         map(math.isfinite, outcome.update.metrics.values())
     )
@@ -153,7 +153,7 @@ def _with_numbers(outcome: FitOutcome, before: SiteState) -> FitOutcome:
     metrics = {name: value if math.isfinite(value) else LARGEST for name, value in outcome.update.metrics.items()}
     update = replace(outcome.update, payload=_finite(outcome.update.payload), metrics=metrics)
     trained = replace(outcome.trained, withheld=True)
-    return FitOutcome(update, before.memory, before.personal or _finite(outcome.personal), trained)
+    return FitOutcome(update, before.client_state, before.personal or _finite(outcome.personal), trained)
 
 
 def _finite(payload: Payload) -> Payload:
@@ -163,11 +163,11 @@ def _finite(payload: Payload) -> Payload:
     }
 
 
-def _moved_by_what_leaves(memory: Payload, trained: Payload, leaving: Payload) -> Payload:
+def _moved_by_what_leaves(client_state: Payload, trained: Payload, leaving: Payload) -> Payload:
     """The memory, whose control variates move by what leaves of their update, as the server's do (METHODS §5.3)."""
-    own, made, left = (payload.get(Part.CONTROL, {}) for payload in (memory, trained, leaving))
+    own, made, left = (payload.get(Part.CONTROL, {}) for payload in (client_state, trained, leaving))
     moved = {path: np.asarray(own[path] + (left[path] - made[path])) for path in own.keys() & left.keys()}
-    return {**memory, Part.CONTROL: {**own, **moved}} if moved else memory
+    return {**client_state, Part.CONTROL: {**own, **moved}} if moved else client_state
 
 
 def score(work: Computation, base: Payload, status: DaemonStatus) -> Scores:
@@ -176,7 +176,7 @@ def score(work: Computation, base: Payload, status: DaemonStatus) -> Scores:
     if work.scored is not ScoredModel.GLOBAL:
         return scores_of(predictions(work, base, status), run.data, run.recipe)
     local = _context(work, status)
-    run.method.install(local, base)
+    run.method.load_global(local, base)
     return on_test(run.model, run.data, run.recipe, local.check)
 
 
@@ -184,11 +184,11 @@ def predictions(work: Computation, base: Payload, status: DaemonStatus) -> dict[
     """What a model answers on the site's own test sets, by the prefix of its scores: of all but GLOBAL."""
     run, local = work.run, _context(work, status)
     if work.scored is ScoredModel.GLOBAL_LOCALLY:
-        run.method.install(local, base)
+        run.method.load_global(local, base)
         return on_local_test(run.model, run.data, "global", local.check)
     # Of OWN, too: the method may replace the head, and the weights need the right one.
-    run.method.install(local, with_own_buffers(base, local))
-    if run.method.declares.personal != "installed" and (personal := work.state.personal) is not None:
+    run.method.load_global(local, with_own_buffers(base, local))
+    if run.method.declares.personal != "loaded" and (personal := work.state.personal) is not None:
         load(run.model.body, personal[Part.BODY])
         load(run.model.head, personal[Part.HEAD])
     return of_personal(run.model, run.data, run.recipe, local.check)
@@ -201,7 +201,7 @@ def _context(work: Computation, status: DaemonStatus) -> FitContext:
 def within_bounds(payload: Payload, base: Payload, rules: Federation) -> Payload:
     """The update, moved as far from `base` as the recipe lets a site move it, in the same direction.
 
-    The norm is the server's of a run without secure sums: of (payload - base), or of the tensor itself where the base
+    The norm is the server's without secure aggregation: of (payload - base), or of the tensor itself where the base
     has none. What says who counts, and not how far, stays as it is.
 
     Args:

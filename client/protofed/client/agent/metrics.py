@@ -33,7 +33,9 @@ ANSWERED_WITHIN_S = 180.0  # generous: an idle daemon asks every few seconds, a 
 WHOLE = "update"  # label in place of a part: a refusal of the whole update, or of the run
 COARSE = 10**8  # bytes; free space is rounded down to it, so that nobody outside can follow single files of others
 PARTS = sorted(set(Part) - NOT_ON_THE_WIRE)
-SECURE_SUM = "secure-sum."  # begins the rule of a refused step of a secure sum; its code follows
+SECURE_AGGREGATION = (
+    "secure-aggregation."  # begins the rule of a refused step of a secure aggregation; its code follows
+)
 # What an honest server and honest sites never give a site reason for.
 ATTACKS = (
     "changed-identity", "unendorsed", "replaced-keys", "not-in-roster", "second-roster", "second-shares", "other-base",
@@ -81,7 +83,7 @@ WITHHELD = Metric(
     "protofed_client_withheld_updates_total",
     "counter",
     ("site",),
-    "Updates that stayed here because of this site's images, with random numbers in their place in a secure sum, which "
+    "Updates that stayed here because of this site's images, with random numbers sent in their place, which "
     "nobody can read then; never sent.",
 )
 RELEASED = Metric(
@@ -94,13 +96,13 @@ SUMS = Metric(
     "protofed_client_sums_total",
     "counter",
     ("site",),
-    "Secure sums into which the site has sent its masked numbers.",
+    "Secure aggregations into which the site has sent its masked numbers.",
 )
 SUM_REFUSALS = Metric(
     "protofed_client_sum_refusals_total",
     "counter",
     ("site", "code"),
-    "Steps of secure sums that the site refused, by the code in its audit log (`secure-sum.CODE`): "
+    "Steps of secure aggregation that the site refused, by the code in its audit log (`secure-aggregation.CODE`): "
     f"{', '.join((*SUM_CODES, OTHER_CODE))}.",
 )
 DISK_FREE = Metric("protofed_client_disk_free_bytes", "gauge", ("site",), "Free bytes on the disk of the state folder.")
@@ -176,8 +178,8 @@ class ClientMetrics:
         rule = violation.rule if isinstance(violation, PolicyRefusedError) else ""
         with self._lock:
             self._refusals[part or WHOLE] += 1
-            if rule.startswith(SECURE_SUM):
-                code = rule.removeprefix(SECURE_SUM)
+            if rule.startswith(SECURE_AGGREGATION):
+                code = rule.removeprefix(SECURE_AGGREGATION)
                 self._sum_refusals[code if code in SUM_CODES else OTHER_CODE] += 1
 
     def count_withheld(self) -> None:

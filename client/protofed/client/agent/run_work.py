@@ -13,7 +13,7 @@ from typing import Protocol
 
 import structlog
 
-from protofed.client.agent.computation import Computation, Elsewhere, fit
+from protofed.client.agent.computation import Computation, RemoteExecutor, fit
 from protofed.client.agent.heartbeat import idle_heartbeat_s
 from protofed.client.agent.scores import OwnScoreKeeper, PlainScores, Scorer, SecureScores
 from protofed.client.agent.task_tools import DpBudget, Spending, TaskTools
@@ -29,7 +29,7 @@ from protofed.client.site import (
     PreparedRun,
     Site,
     TaskAbortedError,
-    is_summed,
+    is_aggregated,
     prepare,
     reason_of,
 )
@@ -71,8 +71,8 @@ class RunWork:
         on_refusal: called with each update, or run, that the site's policy refused.
         on_withheld: called with each update that stays here without the server's knowing.
         on_spending: called with each fit with noise that is about to begin.
-        elsewhere: computes for the site in other processes.
-        membership: of secure sums; None: this site takes part in no run with them.
+        remote: computes for the site in other processes.
+        membership: of secure aggregation; None: this site takes part in no run with it.
     """
 
     def __init__(
@@ -84,16 +84,16 @@ class RunWork:
         on_refusal: Callable[[Task, PolicyViolationError], None],
         on_withheld: Callable[[Task, PolicyViolationError], None],
         on_spending: Callable[[Spending], None],
-        elsewhere: Elsewhere,
+        remote: RemoteExecutor,
         membership: Membership | None,
     ) -> None:
-        self._site, self._link, self._status, self._elsewhere = site, link, status, elsewhere
+        self._site, self._link, self._status, self._remote = site, link, status, remote
         self._run: PreparedRun | TaskFailedError = TaskFailedError(FailureReason.REFUSED, "no run was prepared")
         self.tools = TaskTools(site, link, status, accept, on_refusal, on_withheld)
         self.sums = SumSteps(site, link.fetch, membership)
         self._budget = DpBudget(site, status, on_spending)
         self._own_scores = OwnScoreKeeper(site, status)
-        self._scorer = Scorer(site, status, self.tools.bases, elsewhere)
+        self._scorer = Scorer(site, status, self.tools.bases, remote)
         self.tools.on_settled = self._scorer.clear
 
     def prepare(self, assignment: Assignment) -> None:
@@ -137,11 +137,11 @@ class RunWork:
         Raises:
             ProtocolError: about the daemon, not the task: it has to enroll again, or was replaced or revoked.
         """
-        log.info("task begun", run=task.run, round=task.round, kind=task.kind.value)
+        log.info("task started", run=task.run, round=task.round, kind=task.kind.value)
         self._status.task_id, self._status.fit_progress = task.task_id, FitProgress()
         self._attempt(task, partial(self._do, task))
 
-    def ahead(self, task: Task) -> list[Computation]:
+    def prefetch(self, task: Task) -> list[Computation]:
         """What the site would compute for a task now: another process may begin with it; nothing is done here."""
         if not isinstance(run := self._run, PreparedRun):
             return []
@@ -149,7 +149,7 @@ class RunWork:
             case TaskKind.FIT:
                 return [Computation.for_fit(self._site, run, task)]
             case TaskKind.SCORE | TaskKind.SCORE_SUM:
-                return self._scorer.ahead(run, task)
+                return self._scorer.prefetch(run, task)
             case _:
                 return []
 
@@ -159,7 +159,7 @@ class RunWork:
         self._link.beat(task.run, Progress(task.task_id, Activity.FAILED, failure=reason))
 
     def over(self, run: str) -> None:
-        """Drop what secure sums of a run that has ended have left."""
+        """Drop what secure aggregation of a run that has ended has left."""
         self.sums.over(run)
 
     def abandon(self, run: str) -> None:
@@ -195,10 +195,10 @@ class RunWork:
                 return SecureStep(self.tools, self.sums)
 
     def _fit(self, run: PreparedRun) -> PlainFit | SecureFit:
-        fit: Fit = ComputedFit(self.tools, self._elsewhere)
+        fit: Fit = ComputedFit(self.tools, self._remote)
         if run.noisy:
             fit = NoisyFit(self.tools, fit, self._budget)
-        if is_summed(self._site, run.recipe):
+        if is_aggregated(self._site, run.recipe):
             return SecureFit(self.tools, fit, self.sums, self._own_scores)
         return PlainFit(self.tools, fit, self._own_scores)
 
@@ -254,13 +254,13 @@ class Fit(Protocol):
 class ComputedFit:
     """Trains here, or in one of the other processes."""
 
-    def __init__(self, tools: TaskTools, elsewhere: Elsewhere) -> None:
-        self._tools, self._elsewhere = tools, elsewhere
+    def __init__(self, tools: TaskTools, remote: RemoteExecutor) -> None:
+        self._tools, self._remote = tools, remote
 
     def __call__(self, work: Computation, base: Payload, checkpoints: Checkpoints) -> FitOutcome:
         """As of `Fit`."""
         tools = self._tools
-        return self._elsewhere.fit(work) or fit(work, base, tools.status, checkpoints, tools.site.fit)
+        return self._remote.fit(work) or fit(work, base, tools.status, checkpoints, tools.site.fit)
 
 
 class NoisyFit:
@@ -283,7 +283,7 @@ class NoisyFit:
         noise = run.noise(work.site, task, work.state)
         self._tools.passed(task, lambda: self._budget.spend(run, task, noise))
         outcome = self._fit(work, base, checkpoints)
-        if not run.shares_noise or is_summed(self._tools.site, run.recipe):
+        if not run.shares_noise or is_aggregated(self._tools.site, run.recipe):
             return outcome
         std = share_std(run.recipe.plan, task.round, run.recipe.rounds, base)
         share = run.noise_share(work.site, task, work.state, std)
@@ -322,11 +322,13 @@ class PlainFit:
         """Push what is staged for a task.
 
         Raises:
-            TaskFailedError: it was trained by another recipe, or to leave in a secure sum.
+            TaskFailedError: it was trained by another recipe, or to leave in a secure aggregation.
         """
         self._tools.check_trained_by(run, task)
-        if task.subject is not None and not self._tools.site.simulated:
-            text = "this update was trained to leave in a secure sum, and the run, as it is offered now, has none"
+        if task.sum_of is not None and not self._tools.site.simulated:
+            text = (
+                "this update was trained to leave in a secure aggregation, and the run, as it is offered now, has none"
+            )
             raise TaskFailedError(FailureReason.REFUSED, text)
         self._push(task, self._release(run, task, update))
 

@@ -18,12 +18,12 @@ import structlog
 import torch
 from torch import Tensor
 
-from protofed.client.agent.computation import Computation, Elsewhere, ScoredModel, predictions, score
+from protofed.client.agent.computation import Computation, RemoteExecutor, ScoredModel, predictions, score
 from protofed.client.agent.task_tools import BaseModelCache, TaskTools
 from protofed.client.data.site_data import SiteData, stratified_sample
 from protofed.client.policy.rules import is_own
 from protofed.client.secure_aggregation.steps import SumSteps
-from protofed.client.site import DaemonStatus, PreparedRun, Site, is_summed
+from protofed.client.site import DaemonStatus, PreparedRun, Site, is_aggregated
 from protofed.client.state.store import SiteState
 from protofed.client.training.evaluation import PERSONAL, Tally, scores_of
 from protofed.common.codec import Digest
@@ -67,8 +67,8 @@ class SecureScores:
         if (released := tools.passed(task, lambda: self._sums.scored(run, task))) is None:
             answers = _take_scores(tools, self._scorer, run, task)
             self._own_scores.keep(task, answers.scores)
-            summed = {**self._own_scores.trained(task), **answers.summed, **_random_numbers(answers.withheld)}
-            released = tools.passed(task, lambda: self._sums.begin_scores(run, task, summed))
+            aggregated = {**self._own_scores.trained(task), **answers.aggregated, **_random_numbers(answers.withheld)}
+            released = tools.passed(task, lambda: self._sums.begin_scores(run, task, aggregated))
         tools.check_taken(tools.push(task, released))
 
 
@@ -95,8 +95,8 @@ def _take_scores(tools: TaskTools, scorer: Scorer, run: PreparedRun, task: Task)
 class Scorer:
     """Computes a site's scores; those of its own model once for each model."""
 
-    def __init__(self, site: Site, status: DaemonStatus, bases: BaseModelCache, elsewhere: Elsewhere) -> None:
-        self._site, self._status, self._bases, self._elsewhere = site, status, bases, elsewhere
+    def __init__(self, site: Site, status: DaemonStatus, bases: BaseModelCache, remote: RemoteExecutor) -> None:
+        self._site, self._status, self._bases, self._remote = site, status, bases, remote
         self._personal: tuple[_OwnModel, Answers] | None = None
 
     def clear(self) -> None:
@@ -104,9 +104,9 @@ class Scorer:
         self._personal = None
 
     def roles(self, run: PreparedRun, task: Task) -> frozenset[Role]:
-        """Whose scores a task is for: in a run with secure sums a trainer's are taken for a sum of them alone."""
+        """Whose scores a task is for: under secure aggregation a trainer's are taken for a sum alone."""
         roles = frozenset(self._site.roles)
-        if not is_summed(self._site, run.recipe):
+        if not is_aggregated(self._site, run.recipe):
             return roles
         return roles & {Role.TRAINER} if task.kind is TaskKind.SCORE_SUM else roles - {Role.TRAINER}
 
@@ -115,7 +115,9 @@ class Scorer:
         answers = Answers({}, {}, {})
         for work in self._works(run, task):
             answers |= self._own(work) if work.scored is ScoredModel.OWN else self._computed(work)
-        stay = answers.withheld if is_summed(self._site, run.recipe) else answers.scores.keys() - answers.told.keys()
+        stay = (
+            answers.withheld if is_aggregated(self._site, run.recipe) else answers.scores.keys() - answers.told.keys()
+        )
         if stay:
             log.info(
                 "scores stay here: their model gives nearly all images one class, or nothing of its fit leaves",
@@ -125,7 +127,7 @@ class Scorer:
             )
         return answers
 
-    def ahead(self, run: PreparedRun, task: Task) -> list[Computation]:
+    def prefetch(self, run: PreparedRun, task: Task) -> list[Computation]:
         """What `answers` would compute now."""
         works = self._works(run, task)
         return [work for work in works if work.scored is not ScoredModel.OWN or self._known(work) is None]
@@ -135,7 +137,7 @@ class Scorer:
         works: list[Computation] = []
         state, roles = self._site.store.last_counted(task.run, task.round + 1), self.roles(run, task)
         if Role.TRAINER in roles:
-            if run.method.declares.personal == "installed" or state.personal is not None:
+            if run.method.declares.personal == "loaded" or state.personal is not None:
                 works.append(Computation(self._site.name, run, task, state, scored=ScoredModel.OWN))
             if run.method.declares.global_model and run.data.local_test is not None:
                 works.append(Computation(self._site.name, run, task, SiteState(), scored=ScoredModel.GLOBAL_LOCALLY))
@@ -147,7 +149,7 @@ class Scorer:
     def _scores_own_images(self, run: PreparedRun) -> bool:
         """Whether an evaluator's scores would be of the images of a site that trains: its recalls tell their counts."""
         own = Role.TRAINER in self._site.roles and not len(run.data.test)
-        return own and is_summed(self._site, run.recipe)
+        return own and is_aggregated(self._site, run.recipe)
 
     def _own(self, work: Computation) -> Answers:
         if (known := self._known(work)) is None:
@@ -163,7 +165,7 @@ class Scorer:
         self._status.activity = Activity.SCORING
         # All may know an evaluator's test set, and a simulation's scores stay in its process.
         if self._site.simulated or work.scored is ScoredModel.GLOBAL:
-            scores = self._elsewhere.score(work) or score(work, base, self._status)
+            scores = self._remote.score(work) or score(work, base, self._status)
             return Answers(scores, scores, scores)
         told, run = predictions(work, base, self._status), work.run
         return answered(told, run.data, run.recipe, self._site.store.secret(), withheld=work.state.withheld)
@@ -174,11 +176,11 @@ class _OwnModel(NamedTuple):
 
     run: str
     round: int
-    base: Digest | None  # an "installed" model is made from the base, so another base makes another model
+    base: Digest | None  # an "loaded" model is made from the base, so another base makes another model
 
     @classmethod
     def of(cls, work: Computation) -> _OwnModel:
-        installed = work.run.method.declares.personal == "installed"
+        installed = work.run.method.declares.personal == "loaded"
         return cls(work.task.run, work.state.round, work.task.base_digest if installed else None)
 
 
@@ -240,19 +242,19 @@ class Answers:
     Attributes:
         scores: for the site itself, on all images that it has for them.
         told: the same, for a server that gets no sum; the site's policy still decides which of them leave.
-        summed: for a sum, on the secret half, likewise.
-        withheld: those of `summed` in whose place random numbers leave.
+        aggregated: for a sum, on the secret half, likewise.
+        withheld: those of `aggregated` in whose place random numbers leave.
     """
 
     scores: Scores
     told: Scores
-    summed: Scores
+    aggregated: Scores
     withheld: frozenset[str] = frozenset()
 
     def __or__(self, other: Answers) -> Answers:
         """Of both."""
         scores, told = {**self.scores, **other.scores}, {**self.told, **other.told}
-        return Answers(scores, told, {**self.summed, **other.summed}, self.withheld | other.withheld)
+        return Answers(scores, told, {**self.aggregated, **other.aggregated}, self.withheld | other.withheld)
 
 
 def answered(
@@ -268,10 +270,10 @@ def answered(
         for prefix, predicted in predictions.items()
         if _is_asked(prefix, predicted, data)
     }
-    scores, summed = (scores_of(some, data, recipe) for some in (predictions, halves))
+    scores, aggregated = (scores_of(some, data, recipe) for some in (predictions, halves))
     # In a sum by the half alone: that a site withholds is an answer, too.
     in_sums, outside = (withheld or _tells(some) for some in (halves, predictions))
-    return Answers(scores, {} if outside else scores, summed, frozenset(summed if in_sums else ()))
+    return Answers(scores, {} if outside else scores, aggregated, frozenset(aggregated if in_sums else ()))
 
 
 def _tells(predictions: Mapping[str, Tally]) -> bool:

@@ -83,10 +83,10 @@ class TaskGuard:
                 "run has caught up"
             )
             raise PolicyRefusedError("limits.max_rollback_rounds", text)
-        passed = [number for number in self._site.store.counted(task.run) if task.memory_before <= number < task.round]
+        passed = [number for number in self._site.store.counted(task.run) if task.state_before <= number < task.round]
         if len(passed) > most:
             text = (
-                f"a task of round {task.round} is to start from memory of round {task.memory_before - 1} or before: "
+                f"a task of round {task.round} is to start from memory of round {task.state_before - 1} or before: "
                 f"{len(passed)} rounds that have counted here do not stand, and limits.max_rollback_rounds "
                 f"is {most}; if the coordinator rolled the run back, raise it until the run has caught up"
             )
@@ -104,7 +104,7 @@ class TaskGuard:
         kind = Counted.SCORINGS if task.kind in SCORINGS else Counted.TASKS
         most = limits.scorings_per_day if kind is Counted.SCORINGS else limits.tasks_per_day
         if counts is not None and (none := counts.begin(kind, _asked(task), most)) is not None:
-            text = f"{most} were begun today; none is until {none.until:%Y-%m-%d %H:%M} UTC (limits.{kind})"
+            text = f"{most} were started today; none is until {none.until:%Y-%m-%d %H:%M} UTC (limits.{kind})"
             if none.tomorrow:
                 text += (
                     "; they were counted on tomorrow's date: this machine's clock was ahead, or is behind now; set it "
@@ -257,7 +257,7 @@ class TaskTools:
         Raises:
             TaskFailedError: it does.
         """
-        if receipt.verdict is Verdict.INVALID:
+        if receipt.verdict is Verdict.REFUSED:
             raise TaskFailedError(FailureReason.REFUSED, f"the server refuses the update: {receipt.reason}")
 
     def write_receipts(self, run: str) -> None:

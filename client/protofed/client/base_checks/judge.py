@@ -23,7 +23,7 @@ from protofed.client.models.catalogue import first_model
 from protofed.client.models.split import class_models, led_by_controls, load, site_models, start_of
 from protofed.client.policy.policy import PolicyRefusedError
 from protofed.client.policy.run_limits import step_sum
-from protofed.client.site import PreparedRun, Site, is_summed
+from protofed.client.site import PreparedRun, Site, is_aggregated
 from protofed.client.training.progress import sgd_length
 from protofed.common.payload import Exchange, Part, Payload
 from protofed.common.protocol.messages import Task, TaskKind
@@ -91,14 +91,14 @@ class BaseJudge:
     def judge_by_images(self, run: PreparedRun, task: Task, base: Payload) -> BaseProblem | None:
         """What of an accepted base the site's own images find: how units answer to them, where controls lead a fit.
 
-        In a run with secure sums the problem is returned, and nobody else must learn whose it is. Images are not asked
+        Under secure aggregation the problem is returned, and nobody else must learn whose it is. Images are not asked
         where nothing of them leaves but an answer to this, nor with noise (`plan.dp`), which stands for them.
 
         Args:
             task: FIT or REFINE.
 
         Raises:
-            PolicyRefusedError: in a run without secure sums, whose updates tell the server more than this.
+            PolicyRefusedError: in a run without secure aggregation, whose updates tell the server more than this.
             CodecError: control variates are none.
         """
         if not self._site.policy.rules.limits.check_base or run.recipe.plan.dp is not None or not run.method.sends:
@@ -107,7 +107,7 @@ class BaseJudge:
         if self._answered is None or self._answered[0] != asked:
             self._answered = asked, self._images_problem(run, base, asked[2])
         problem = self._answered[1]
-        if problem is not None and not (is_summed(self._site, run.recipe) and task.kind is TaskKind.FIT):
+        if problem is not None and not (is_aggregated(self._site, run.recipe) and task.kind is TaskKind.FIT):
             raise base_refusal(task, problem)
         return problem
 
@@ -173,7 +173,7 @@ class BaseJudge:
         return change_problem(base, last[1], self._site.policy.rules.limits.max_base_change * rounds * slack)
 
     def _response(self, run: PreparedRun, base: Payload, version: int) -> BaseProblem | None:
-        """What is loaded into the run's model here is replaced by the method's `install`."""
+        """What is loaded into the run's model here is replaced by the method's `load_global`."""
         if Part.BODY not in base:
             return None
         if self._built_responses is None or self._built_responses[0] != run.recipe.fingerprint():

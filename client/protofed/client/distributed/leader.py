@@ -127,7 +127,7 @@ class Leader:
         self._board.write(Call(FIT, {**asdict(task), "kind": task.kind.value}))
         with self._team.together():
             self._team.broadcast(codec.encode(received))
-            self._team.broadcast(codec.encode(local.memory))
+            self._team.broadcast(codec.encode(local.client_state))
             self._team.broadcast(str(local.rng.initial_seed()).encode())
             return _fit(self._team, run, local, received)
 
@@ -173,8 +173,8 @@ def _take_part(team: Team, call: Call, site: Site, run: PreparedRun | None) -> P
     if run is None:
         raise ConfigError("rank 0 began a fit of a run that this rank has not prepared")
     task = Task(**{**call.fields, "kind": TaskKind(call.fields["kind"])})
-    received, memory = (codec.decode(team.broadcast(None)) for _ in range(2))
-    local = run.fit_context(site.name, task, SiteState(0, memory), DaemonStatus(), NoCheckpoints())
+    received, client_state = (codec.decode(team.broadcast(None)) for _ in range(2))
+    local = run.fit_context(site.name, task, SiteState(0, client_state), DaemonStatus(), NoCheckpoints())
     local.to_its_end = trains_to_its_end(site, run)
     # Rank 0's, which may come from its site's secret: this rank has another.
     local.rng = generator(int(team.broadcast(None)), run.data.device)

@@ -34,7 +34,7 @@ class APFLClient:
     """FedAvg's global model w; beside it a model v of the site's own, and alpha, its share in what the site uses."""
 
     declares: ClassVar[Declaration] = Declaration(
-        personal="installed", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+        personal="loaded", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 
@@ -43,7 +43,7 @@ class APFLClient:
     alpha_decay: Annotated[float, Field(ge=0)] = 0.0  # FedTorch's code has 0.02, which draws alpha to 0
     weighting: Weighting = "uniform"  # p_k of w: 1/K, or n_k/n from sites that disclose n_k
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load alpha v + (1 - alpha) w; before the site's first fit, w."""
         local.model.load_state_dict(_mixture(*self._loaded(local, received)))
 
@@ -61,7 +61,7 @@ class APFLClient:
         of_alpha = ParameterGroup([alpha, learned], None, 0.0, self.alpha_decay, torch.inf, "sgd")
         groups = [ParameterGroup(w.values()), ParameterGroup(v.values()), of_alpha]
         trained = train(local, lambda x, y: supervised(local, model(x), y), groups, after=after)
-        local.memory[Part.PRIVATE] = {name: t.detach().cpu().numpy() for name, t in {**v, "alpha": alpha}.items()}
+        local.client_state[Part.PRIVATE] = {name: t.detach().cpu().numpy() for name, t in {**v, "alpha": alpha}.items()}
         return local.update({Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}, loss=trained.loss)
 
     def sum_form(self) -> SumForm:

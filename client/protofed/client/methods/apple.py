@@ -48,7 +48,7 @@ class APPLEClient:
     until: Annotated[float, Field(gt=0, le=1)] = 0.2  # L: share of the rounds after which it is free
     schedule: Schedule = "cosine"  # of lambda(r)
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load sum_j p_kj w_j of the newest cores; where the site has none yet, the first model is its own."""
         cores = Cores.of(local, received)
         cores.load_own(local.model)
@@ -56,7 +56,7 @@ class APPLEClient:
 
     def fit(self, local: FitContext, received: Payload) -> Update:
         """Minimise F_k(sum_j p_kj w_j) + lambda(r) mu ||p_k - p_0||^2 over w_k, which is sent, and p_k, which stays."""
-        self.install(local, received)
+        self.load_global(local, received)
         model, cores = local.model, Cores.of(local, received)
         local.start = FitStart({Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}, cores.core)
         cores.load_own(model)

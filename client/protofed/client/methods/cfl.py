@@ -34,14 +34,14 @@ class CFLClient:
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load the cluster's model."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
 
     def fit(self, local: FitContext, received: Payload) -> Update:
         """Train the cluster's model; the server takes dW_k of it."""
-        self.install(local, received)
+        self.load_global(local, received)
         model = local.model
         trained = train(local, lambda x, y: supervised(local, model(x), y))
         return local.update({Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}, loss=trained.loss)

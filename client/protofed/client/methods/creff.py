@@ -43,14 +43,14 @@ class CReFFClient:
     weighting: Weighting = "uniform"  # p_k of FedAvg: 1/K, or n_k/n from sites that disclose n_k
     min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # images of a class, or its gradient stays
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load FedAvg's body and the re-trained classifier."""
         load(local.model.body, received[Part.BODY])
         load_joined(local.model.head, received[Part.HEAD][RETRAINED])
 
     def fit(self, local: FitContext, received: Payload) -> Update:
         """Gradients by class of the re-trained classifier; then FedAvg's ClientUpdate, from FedAvg's own one."""
-        self.install(local, received)
+        self.load_global(local, received)
         gradients = frequent(local, class_gradients(local), self.min_samples_per_class)
         load(local.model.head, {name: array for name, array in received[Part.HEAD].items() if name != RETRAINED})
         trained = train(local, lambda x, y: supervised(local, local.model(x), y))

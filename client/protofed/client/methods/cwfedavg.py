@@ -36,11 +36,11 @@ class CwFedAvgClient:
     """Train the model that was mixed for this site; WDR shapes the head's row norms like the class distribution.
 
     From these norms the server gets an estimate of the site's class distribution, as part CLASS_SHARES, to mix by.
-    Under a secure sum it gets none: all sites are sent all class models, and each mixes by its true distribution.
+    Under secure aggregation it gets none: all sites are sent all class models, and each mixes by its own distribution.
     """
 
     declares: ClassVar[Declaration] = Declaration(
-        personal="installed", global_model=False, mixes_classes=True, exchanges=frozenset(), own_losses=frozenset()
+        personal="loaded", global_model=False, mixes_classes=True, exchanges=frozenset(), own_losses=frozenset()
     )
 
     wdr: Annotated[float, Field(ge=0)] = 5.0  # lambda; multiplies Omega, as in the paper (released: -wd 10 is 5 here)
@@ -53,8 +53,8 @@ class CwFedAvgClient:
         """The model and the class shares, by which the server weights this site's model for each class."""
         return frozenset({Part.BODY, Part.HEAD, self._shares_part})
 
-    def install(self, local: FitContext, received: Payload) -> None:
-        """Load the model that the server mixed for this site; under secure sums its own mixture, sum_j p_j w_j^G."""
+    def load_global(self, local: FitContext, received: Payload) -> None:
+        """Load the model mixed for this site by the server; under secure aggregation by itself, sum_j p_j w_j^G."""
         if self.shares == "true" and Part.CLASS_MODELS in received:  # else what is sent would tell the true p
             received = {**received, **mixture(received[Part.CLASS_MODELS], local.data.label_frequencies())}
         load(local.model.body, received[Part.BODY])
@@ -62,7 +62,7 @@ class CwFedAvgClient:
 
     def fit(self, local: FitContext, received: Payload) -> Update:
         """Minimise cross-entropy + lambda Omega."""
-        self.install(local, received)
+        self.load_global(local, received)
         weight, p = local.model.head.get_parameter("weight"), label_shares(local)  # [C, D], [C]
         trained = train(
             local,
@@ -86,7 +86,9 @@ class CwFedAvgClient:
     def sum_form(self) -> SumForm:
         """The model by class, with this site's true shares; with `layers = "head"` the head by class, and the body."""
         if self.shares != "true":
-            raise ConfigError('cwfedavg with shares = "norms" sends its shares, which a secure sum is there to avoid')
+            raise ConfigError(
+                'cwfedavg with shares = "norms" sends its shares, which a secure aggregation is there to avoid'
+            )
         common, by_class = ((Part.BODY,), (Part.HEAD,)) if self.layers == "head" else ((), (Part.BODY, Part.HEAD))
         return SumForm(common, self.weighting, mixtures=by_class, shares=Part.LABEL_DISTRIBUTION)
 

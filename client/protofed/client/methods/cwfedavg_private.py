@@ -32,11 +32,11 @@ class CwFedAvgPrivateClient:
     """
 
     declares: ClassVar[Declaration] = Declaration(
-        personal="installed", global_model=False, mixes_classes=True, exchanges=frozenset(), own_losses=frozenset()
+        personal="loaded", global_model=False, mixes_classes=True, exchanges=frozenset(), own_losses=frozenset()
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.CLASS_PRESENCE})
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load the mean body and the head sum_j p_j head_j of the class heads [C, ...], p [C] the site's shares."""
         p = local.data.label_frequencies().cpu().numpy()  # [C]
         load(local.model.body, received[Part.BODY])

@@ -32,7 +32,7 @@ class DittoClient:
     """FedAvg's global model w, and beside it a model v_k of the site's own that is drawn towards w and never leaves."""
 
     declares: ClassVar[Declaration] = Declaration(
-        personal="installed", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+        personal="loaded", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 
@@ -40,9 +40,9 @@ class DittoClient:
     reference: Literal["received", "trained"] = "received"  # of v_k: w^t as in the paper, or w_k as FedNH's code has it
     weighting: Weighting = "uniform"  # p_k of w: 1/K, or n_k/n from sites that disclose n_k
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load v_k; before the site's first fit, and where nothing is remembered, the global model."""
-        own = local.memory if Part.BODY in local.memory else received
+        own = local.client_state if Part.BODY in local.client_state else received
         load(local.model.body, own[Part.BODY])
         load(local.model.head, own[Part.HEAD])
 
@@ -56,9 +56,9 @@ class DittoClient:
         sent = local.sent_model = {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
         if self.reference == "trained":
             anchor = _copies(model.parameters())
-        self.install(local, received)
+        self.load_global(local, received)
         train(local, lambda x, y: supervised(local, model(x), y) + self.lam * proximal(model.parameters(), anchor))
-        local.memory.update({Part.BODY: dump(model.body), Part.HEAD: dump(model.head)})
+        local.client_state.update({Part.BODY: dump(model.body), Part.HEAD: dump(model.head)})
         return local.update(sent, loss=trained.loss)
 
     def sum_form(self) -> SumForm:

@@ -40,14 +40,14 @@ class FedAMPClient:
     alpha: Annotated[float, Field(gt=0)] = 1000.0  # alpha_k, the server's step
     lam: Annotated[float, Field(ge=0)] = 1.0  # lambda: how much being alike counts
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load u_k, where the site's own model begins in each round."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
 
     def fit(self, local: FitContext, received: Payload) -> Update:
         """w_k <- argmin F_k(w) + lambda / (2 alpha) ||w - u_k||^2, by the plan's steps from u_k."""
-        self.install(local, received)
+        self.load_global(local, received)
         model, pull = local.model, self.lam / self.alpha
         u = [parameter.detach().clone() for parameter in model.parameters()]
         trained = train(local, lambda x, y: supervised(local, model(x), y) + pull * proximal(model.parameters(), u))

@@ -40,14 +40,14 @@ class FedAvgClient:
 
     weighting: Weighting = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load the global model."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
 
     def fit(self, local: FitContext, received: Payload) -> Update:
         """w_k <- SGD(w), the inner loop of ClientUpdate."""
-        self.install(local, received)
+        self.load_global(local, received)
         trained = train(local, lambda x, y: supervised(local, local.model(x), y))
         return local.update({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, loss=trained.loss)
 

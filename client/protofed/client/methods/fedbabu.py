@@ -39,7 +39,7 @@ class FedBABUClient:
     finetune_epochs: Annotated[int, Field(ge=0)] = 5  # tau_f, of the site's own model; 0: it is the global one
     weighting: Weighting = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load the global body and the first head."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
@@ -47,11 +47,11 @@ class FedBABUClient:
     def fit(self, local: FitContext, received: Payload) -> Update:
         """ClientBodyUpdate; then the site's own model: the received one, all of it trained for tau_f epochs."""
         model = local.model
-        self.install(local, received)
+        self.load_global(local, received)
         with frozen(model.head):
             trained = train(local, lambda x, y: supervised(local, model(x), y))
         sent = local.sent_model = {Part.BODY: dump(model.body)}
-        self.install(local, received)
+        self.load_global(local, received)
         train(local, lambda x, y: supervised(local, model(x), y), epochs=self.finetune_epochs)
         return local.update(sent, loss=trained.loss)
 

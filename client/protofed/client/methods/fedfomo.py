@@ -49,7 +49,7 @@ class FedFomoClient:
     models: Annotated[int, Field(ge=1)] = 4  # M: other sites' models that a site is sent
     validation: Annotated[float, Field(gt=0, lt=1)] = 0.2  # share of each class that the site does not train on
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load the site's own model, as it sent it last."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
@@ -64,7 +64,7 @@ class FedFomoClient:
             gains = first_order(own, losses, [distance(local, received, other) for other in others])
         start = mixed([received, *others], mixture_of(gains))
         local.start = FitStart(start)
-        self.install(local, start)
+        self.load_global(local, start)
         trained = train(local, lambda x, y: supervised(local, local.model(x), y))
         sent = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
         weights = np.zeros(self.models, sent[Part.HEAD]["weight"].dtype)

@@ -53,14 +53,14 @@ class FEDICClient:
     distilled: Annotated[float, Field(ge=0, le=1)] = 0.5  # lambda: share of the distillation in the last one's loss
     temperature: Annotated[float, Field(gt=0)] = 2.0  # T
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load the global model."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
 
     def fit(self, local: FitContext, received: Payload) -> Update:
         """FedAvg's ClientUpdate."""
-        self.install(local, received)
+        self.load_global(local, received)
         trained = train(local, lambda x, y: supervised(local, local.model(x), y))
         return local.update({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, loss=trained.loss)
 
@@ -70,12 +70,12 @@ class FEDICClient:
             ParameterGroup, lr=self.refine_lr, weight_decay=self.refine_decay, max_grad_norm=inf, optimizer="adam"
         )
         model, epochs = local.model, ceil(self.steps / local.plan.steps_per_epoch(len(local.data.train)))
-        self.install(local, received)
+        self.load_global(local, received)
         train(local, lambda x, y: cross_entropy(model(x), y), [adam(model.parameters())], epochs)
         tuned = {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
         teacher = CalibratedEnsemble(model, site_models(received), tuned)
         train(local, lambda x, y: cross_entropy(teacher(x), y), [adam(teacher.parameters())], epochs)
-        self.install(local, received)
+        self.load_global(local, received)
 
         def objective(images: Tensor, labels: Tensor) -> Tensor:  # [B, channels, H, W], [B] -> []
             logits = model(images)

@@ -47,7 +47,7 @@ class FedNHClient:
     means: Literal["plain", "confident"] = "plain"  # "confident": examples weighed by their class's probability
     min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # images of a class, or its mean stays: see policies, too
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load the global body, with logits s W unit(f(x)) by the received prototypes W [C, D], frozen."""
         load(local.model.body, received[Part.BODY])
         head = CosineHead.like(local.model.head, self.fixed_scale)
@@ -56,7 +56,7 @@ class FedNHClient:
 
     def fit(self, local: FitContext, received: Payload) -> Update:
         """Train by eq. (2), then compute the class means [D] of eq. (3) with the trained body."""
-        self.install(local, received)
+        self.load_global(local, received)
         trained = train(local, lambda x, y: supervised(local, local.model(x), y))  # eq. (2)
         means = class_means(local, lambda x: normalize(local.model.body(x), dim=1), self._weigher(local))  # eq. (3)
         means = frequent(local, means, self.min_samples_per_class)

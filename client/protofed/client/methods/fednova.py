@@ -40,14 +40,14 @@ class FedNovaClient:
     mu: Annotated[float, Field(ge=0)] = 0.0  # of FedProx's term in the site's loss; 0: none
     weighting: Weighting = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load the global model."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
 
     def fit(self, local: FitContext, received: Payload) -> Update:
         """SGD leads from x to y; x - d_k with d_k = (x - y) / ||a_k||_1 is sent, and ||a_k||_1."""
-        self.install(local, received)
+        self.load_global(local, received)
         model, plan = local.model, local.plan
         anchor = [parameter.detach().clone() for parameter in model.parameters()]
         trained = train(

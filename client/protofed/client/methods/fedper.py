@@ -29,22 +29,22 @@ class FedPerClient:
     """Base layers W_B of all sites, a personalisation layer W_P of each: body and head are trained, the body leaves."""
 
     declares: ClassVar[Declaration] = Declaration(
-        personal="installed", global_model=False, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+        personal="loaded", global_model=False, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY})
 
     weighting: Weighting = "uniform"  # gamma_j: 1/K, or n_k/n from sites that disclose n_k
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load the global body and the site's own head; before its first fit, the run's first head."""
         load(local.model.body, received[Part.BODY])
-        load(local.model.head, local.memory.get(Part.HEAD, received[Part.HEAD]))
+        load(local.model.head, local.client_state.get(Part.HEAD, received[Part.HEAD]))
 
     def fit(self, local: FitContext, received: Payload) -> Update:
         """(W_B, W_P) <- SGD; W_P stays."""
-        self.install(local, received)
+        self.load_global(local, received)
         trained = train(local, lambda x, y: supervised(local, local.model(x), y))
-        local.memory[Part.HEAD] = dump(local.model.head)
+        local.client_state[Part.HEAD] = dump(local.model.head)
         return local.update({Part.BODY: dump(local.model.body)}, loss=trained.loss)
 
     def dp_cost(self, plan: Plan) -> DpCost:

@@ -34,7 +34,7 @@ class FedPHPClient:
     """FedAvg whose sites keep h, a moving average of the models that they trained: it teaches, and it predicts."""
 
     declares: ClassVar[Declaration] = Declaration(
-        personal="installed", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+        personal="loaded", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 
@@ -44,9 +44,9 @@ class FedPHPClient:
     inheritance: Annotated[float, Field(ge=0, lt=1)] = 0.9  # mu of a site that took part as often as is expected
     weighting: Weighting = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load h; before the site's first fit, the global model."""
-        own = local.memory if Part.BODY in local.memory else received
+        own = local.client_state if Part.BODY in local.client_state else received
         load(local.model.body, own[Part.BODY])
         load(local.model.head, own[Part.HEAD])
 
@@ -55,7 +55,7 @@ class FedPHPClient:
         body, head = local.model.body, local.model.head
         load(body, received[Part.BODY])
         load(head, received[Part.HEAD])
-        h = {part: local.memory.get(part, received[part]) for part in (Part.BODY, Part.HEAD)}
+        h = {part: local.client_state.get(part, received[part]) for part in (Part.BODY, Part.HEAD)}
         embed, classify = held(body, h[Part.BODY]), held(head, h[Part.HEAD])
 
         def objective(images: Tensor, labels: Tensor) -> Tensor:  # [B, channels, H, W], [B] -> []
@@ -68,13 +68,13 @@ class FedPHPClient:
 
         trained = train(local, objective)
         sent = {Part.BODY: dump(body), Part.HEAD: dump(head)}
-        fits = int(local.memory.get(Part.PRIVATE, {}).get("fits", 0))
+        fits = int(local.client_state.get(Part.PRIVATE, {}).get("fits", 0))
         expected = max(int(local.participation * local.rounds), 1)
         mu = self.inheritance * min(fits / expected, 1)
         for part, tensors in sent.items():
             kept = {name: np.asarray(mu * h[part][name] + (1 - mu) * w, w.dtype) for name, w in tensors.items()}
-            local.memory[part] = kept
-        local.memory[Part.PRIVATE] = {"fits": np.array(fits + 1)}
+            local.client_state[part] = kept
+        local.client_state[Part.PRIVATE] = {"fits": np.array(fits + 1)}
         return local.update(sent, loss=trained.loss)
 
     def sum_form(self) -> SumForm:

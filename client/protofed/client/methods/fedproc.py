@@ -50,14 +50,14 @@ class FedProcClient:
     prototypes: Literal["mean", "unit"] = "mean"  # of unit features; "unit": only the mean's direction leaves
     min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # images of a class, or its mean stays: see policies, too
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load the global model."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
 
     def fit(self, local: FitContext, received: Payload) -> Update:
         """Train, then send the class means [D] of the trained body's unit features."""
-        self.install(local, received)
+        self.load_global(local, received)
         loss = 0.0 if self._only_prototypes(local) else self._train(local, received)
         means = class_means(local, lambda x: normalize(local.model.body(x), dim=1))
         means = frequent(local, means, self.min_samples_per_class)

@@ -36,16 +36,16 @@ class FedProtoClient:
     """Sites share class prototypes alone: each trains a model of its own towards the global prototypes."""
 
     declares: ClassVar[Declaration] = Declaration(
-        personal="installed", global_model=False, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+        personal="loaded", global_model=False, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.PROTOTYPES})
 
     lam: Annotated[float, Field(ge=0)] = 1.0  # lambda of eq. (7): 0 trains alone
     min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # images of a class, or its mean stays: see policies, too
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load the site's own model, at first the run's; it predicts the class of the nearest global prototype."""
-        own = local.memory if Part.BODY in local.memory else received
+        own = local.client_state if Part.BODY in local.client_state else received
         load(local.model.body, own[Part.BODY])
         head = local.model.head = PrototypeHead.around(local.model.head, local.classes, by_own=False)
         load(head.own, own[Part.HEAD])
@@ -53,7 +53,7 @@ class FedProtoClient:
 
     def fit(self, local: FitContext, received: Payload) -> Update:
         """Minimise L_S + lambda L_R, eq. (7); send the class means [D] of the trained body's features, eq. (3)."""
-        self.install(local, received)
+        self.load_global(local, received)
         body, head = local.model.body, PrototypeHead.of(local.model)
 
         def objective(images: Tensor, labels: Tensor) -> Tensor:  # [B, channels, H, W], [B] -> []
@@ -61,7 +61,7 @@ class FedProtoClient:
             return supervised(local, head.own(z), labels) + self.lam * drawn
 
         trained = train(local, objective)
-        local.memory.update({Part.BODY: dump(body), Part.HEAD: dump(head.own)})
+        local.client_state.update({Part.BODY: dump(body), Part.HEAD: dump(head.own)})
         means = frequent(local, class_means(local, body), self.min_samples_per_class)
         return local.update({Part.PROTOTYPES: named(means)}, loss=trained.loss)
 

@@ -39,14 +39,14 @@ class FedProxClient:
     mu: Annotated[float, Field(ge=0)] = 0.01  # of eq. (2): 0 is FedAvg
     weighting: Weighting = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load the global model."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
 
     def fit(self, local: FitContext, received: Payload) -> Update:
         """Minimise F_k(w) + mu/2 ||w - w^t||^2."""
-        self.install(local, received)
+        self.load_global(local, received)
         model = local.model
         anchor = [parameter.detach().clone() for parameter in model.parameters()]
         trained = train(

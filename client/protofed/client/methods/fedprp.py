@@ -57,17 +57,19 @@ class FedPRPClient:
     compat: Literal["paper", "authors"] = "paper"  # authors: eq. (9) with their code's negated cosine, margins fixed
     min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # images of a class, or its mean stays: see policies, too
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load the global body and prototypes [C, D]; the site's private head, at first the run's first one."""
         load(local.model.body, received[Part.BODY])
-        own = self.prediction == "head" and Part.HEAD in local.memory  # the first head was not trained with the body
+        own = (
+            self.prediction == "head" and Part.HEAD in local.client_state
+        )  # the first head was not trained with the body
         head = local.model.head = PrototypeHead.around(local.model.head, local.classes, own)
-        load(head.own, local.memory.get(Part.HEAD, received[Part.HEAD]))
+        load(head.own, local.client_state.get(Part.HEAD, received[Part.HEAD]))
         head.set_prototypes(*stacked(received.get(Part.PROTOTYPES, {}), local.classes, head.prototypes))
 
     def fit(self, local: FitContext, received: Payload) -> Update:
         """Head, then body (eqs. 3 and 4), then the prototypes of the trained body (eq. 7)."""
-        self.install(local, received)
+        self.load_global(local, received)
         body, head, released = local.model.body, PrototypeHead.of(local.model), self.compat == "authors"
         centroids = stacked(named(class_means(local, body) if self.inter else {}), local.classes, head.prototypes)[0]
         train_head(local, head.own, self.head_epochs)
@@ -88,7 +90,7 @@ class FedPRPClient:
         trained = train(local, objective, [*body.parameters(), eps])
         head.set_prototypes(*stacked(named(means := class_means(local, body)), local.classes, head.prototypes))
         margins = {Part.PROTOTYPES: {"margins": eps.detach().cpu().numpy()}} if learned else {}
-        local.memory.update({Part.HEAD: dump(head.own), **margins})
+        local.client_state.update({Part.HEAD: dump(head.own), **margins})
         head.by_own = self.prediction == "head"
         sent = named(frequent(local, means, self.min_samples_per_class))
         return local.update({Part.BODY: dump(body), Part.PROTOTYPES: sent}, loss=trained.loss)

@@ -42,14 +42,14 @@ class FedRODClient:
 
     weighting: Weighting = "uniform"  # of body and G: 1/K, or n_k/n from sites that disclose n_k
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load the generic predictor: body and G."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
 
     def fit(self, local: FitContext, received: Payload) -> Update:
         """Body and G by the balanced softmax, eq. (3); then P by the cross-entropy of G f + P f, eq. (6)."""
-        self.install(local, received)
+        self.load_global(local, received)
         body, generic = local.model.body, local.model.head
         frequencies = local.data.label_frequencies()  # [C]
         trained = train(local, lambda x, y: balanced_softmax(local.model(x), y, frequencies))
@@ -57,13 +57,14 @@ class FedRODClient:
         own = deepcopy(generic)
         load(
             own,
-            local.memory.get(Part.HEAD) or {name: torch.zeros(a.shape).numpy() for name, a in sent[Part.HEAD].items()},
+            local.client_state.get(Part.HEAD)
+            or {name: torch.zeros(a.shape).numpy() for name, a in sent[Part.HEAD].items()},
         )
         with frozen(local.model):
             train(local, lambda x, y: supervised(local, generic(z := body(x)) + own(z), y), own.parameters())
-        local.memory[Part.HEAD] = dump(own)
+        local.client_state[Part.HEAD] = dump(own)
         # Both are linear in the features, so the site's prediction G f + P f is that of one head.
-        load(generic, {name: sent[Part.HEAD][name] + array for name, array in local.memory[Part.HEAD].items()})
+        load(generic, {name: sent[Part.HEAD][name] + array for name, array in local.client_state[Part.HEAD].items()})
         return local.update(sent, loss=trained.loss)
 
     def sum_form(self) -> SumForm:

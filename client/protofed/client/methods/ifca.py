@@ -39,7 +39,7 @@ class IFCAClient:
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.CHOICE})
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load the model with the least loss on the site's examples; without examples, the first."""
         models = _models(received)
         model = models[_best(local, models)]

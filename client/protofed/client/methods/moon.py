@@ -40,17 +40,17 @@ class MOONClient:
     temperature: Annotated[float, Field(gt=0)] = 0.5  # tau of eq. (3)
     weighting: Weighting = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load the global model."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
 
     def fit(self, local: FitContext, received: Payload) -> Update:
         """Minimise l_sup + mu l_con, eq. (4); a site that has no last model yet minimises l_sup."""
-        self.install(local, received)
+        self.load_global(local, received)
         body, head = local.model.body, local.model.head
         anchor = held(body, received[Part.BODY])
-        previous = [held(body, local.memory[Part.BODY])] if Part.BODY in local.memory and self.mu else []
+        previous = [held(body, local.client_state[Part.BODY])] if Part.BODY in local.client_state and self.mu else []
 
         def objective(images: Tensor, labels: Tensor) -> Tensor:  # [B, channels, H, W], [B] -> []
             loss = supervised(local, head(z := body(images)), labels)
@@ -59,7 +59,7 @@ class MOONClient:
             return loss
 
         trained = train(local, objective)
-        local.memory[Part.BODY] = dump(body)
+        local.client_state[Part.BODY] = dump(body)
         return local.update({Part.BODY: dump(body), Part.HEAD: dump(head)}, loss=trained.loss)
 
     def sum_form(self) -> SumForm:

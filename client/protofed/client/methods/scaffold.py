@@ -36,7 +36,7 @@ class ScaffoldClient:
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.CONTROL})
 
-    def install(self, local: FitContext, received: Payload) -> None:
+    def load_global(self, local: FitContext, received: Payload) -> None:
         """Load the global model."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
@@ -47,9 +47,9 @@ class ScaffoldClient:
         With momentum J is the length of its steps. Adam, whose steps are no sums of gradients, is corrected after each,
         and g is its step.
         """
-        self.install(local, received)
+        self.load_global(local, received)
         c, model, plan = received[Part.CONTROL], local.model, local.plan
-        c_i = local.memory.get(Part.CONTROL) or {path: np.zeros_like(array) for path, array in c.items()}
+        c_i = local.client_state.get(Part.CONTROL) or {path: np.zeros_like(array) for path, array in c.items()}
         y, sgd = model.state_dict(keep_vars=True), plan.optimizer == "sgd"
         drift = {path: from_numpy(np.asarray(c[path] - c_i[path])).to(y[path]) for path in c}
 
@@ -68,7 +68,7 @@ class ScaffoldClient:
         length = local.lr * sgd_length(trained.steps, plan.momentum if sgd else 0.0)
         start, end = weights(received), weights(sent)
         corrected = {path: np.asarray((start[path] - end[path]) / length) for path in c}
-        local.memory[Part.CONTROL] = {path: np.asarray(c_i[path] - c[path] + corrected[path]) for path in c}
+        local.client_state[Part.CONTROL] = {path: np.asarray(c_i[path] - c[path] + corrected[path]) for path in c}
         # The mean g - c_i + c is c + (c_i+ - c_i): the server takes c off, as it takes x off y.
         return local.update({**sent, Part.CONTROL: corrected}, loss=trained.loss)
 

@@ -59,7 +59,7 @@ class Released:
 
 @dataclass(frozen=True)
 class ReleasedVector:
-    """What the policy lets into a secure sum; only `Policy.release_sum` and `release_score_sum` can make one.
+    """What the policy lets into a secure aggregation; only `Policy.release_sum` and `release_score_sum` can make one.
 
     Its numbers leave under masks only: `client.secure_aggregation` makes the masked vector of them.
     """
@@ -83,7 +83,7 @@ class ReleasedVector:
             kept: [C] bool, the classes that enough sites hold; None: nothing is summed by class.
 
         Raises:
-            SecureSumError: as of `SumLayout.words`.
+            SecureAggregationError: as of `SumLayout.words`.
         """
         return self.layout.words(self._update, fixed_point, kept)
 
@@ -153,9 +153,9 @@ class Policy:
                 f"{path}: metrics: '{telling[0]}' tells which classes the site has, which hide_class_presence = true "
                 "hides; leave only global.* without *.local.* in metrics, or set hide_class_presence = false"
             )
-        if uneven := sorted(filter(answers_about_classes, rules.summed_metrics)):
+        if uneven := sorted(filter(answers_about_classes, rules.aggregated_metrics)):
             raise ConfigError(
-                f"{path}: summed_metrics: '{uneven[0]}' answers about the classes of a site, of models that a server "
+                f"{path}: aggregated_metrics: '{uneven[0]}' answers about a site's classes, of models that a server "
                 "chooses, and the sum of three answers tells which they have, or how many of each; remove it"
             )
         if rules.secure == "required" and "none" not in rules.limits.robust:
@@ -174,7 +174,7 @@ class Policy:
 
         Args:
             sends: the parts that the method's updates have.
-            form: what of them is summed, in a run with secure sums; None: it has none.
+            form: what of them is summed, in a run with secure aggregation; None: it has none.
             exchanges: what it moves between single sites.
 
         Raises:
@@ -188,12 +188,10 @@ class Policy:
             text = f"method '{method}' {does}, which this site's policy does not allow: no '{exchange}' in exchange"
             raise PolicyRefusedError("exchange", text)
         if form is None and sends and self.rules.secure == "required":
-            text = (
-                "this site's policy lets updates leave only in a secure sum (secure = required), and the run has none"
-            )
+            text = "this site sends updates in a secure aggregation only (secure = required), and the run has none"
             raise PolicyRefusedError("secure", f"{text}: {update_checks.SECURE_RUN}")
         rules = self.rules if form is None else _in_a_sum(self.rules)
-        for part in sorted(sends if form is None else sends - _only_summed(form)):
+        for part in sorted(sends if form is None else sends - _only_aggregated(form)):
             if part not in rules.parts:
                 text = f"method '{method}' sends '{part}', which is not in this site's policy (parts)"
                 raise PolicyRefusedError("parts", text, part=part)
@@ -224,7 +222,7 @@ class Policy:
             raise PolicyRefusedError("dp", text)
 
     def admit_group(self, fewest: int) -> None:
-        """Check how many sites at least a run with secure sums has in a group, which is summed together or not at all.
+        """Check the least number of sites in a group, which a run with secure aggregation sums together or not at all.
 
         Raises:
             PolicyRefusedError: naming the rule.
@@ -237,7 +235,7 @@ class Policy:
             raise PolicyRefusedError("sum_group", text)
 
     def admit_rows(self, method: NamedOptions) -> None:
-        """Check by how many images of a class a method sends the class's row into a secure sum.
+        """Check by how many images of a class a method sends the class's row into a secure aggregation.
 
         How many sites have a row is opened: run by run with ever other numbers, it would be how many images they have.
 
@@ -247,7 +245,7 @@ class Policy:
         asked, least = method.options.get("min_samples_per_class", 1), self.rules.min_samples_per_class
         if isinstance(asked, int) and asked > least:
             text = (
-                f"method.min_samples_per_class = {asked}: in a run with secure sums it is this site's policy that says "
+                f"method.min_samples_per_class = {asked}: under secure aggregation it is this site's policy that says "
                 f"from how many images on a class counts, here {least}; remove it from the recipe, or lower it to that "
                 "(min_samples_per_class)"
             )
@@ -279,7 +277,7 @@ class Policy:
             PolicyRefusedError: naming the rule; nothing of the update has left.
         """
         if self.rules.secure == "required" and update.payload:
-            raise PolicyRefusedError("secure", "an update leaves only in a secure sum (secure = required)")
+            raise PolicyRefusedError("secure", "an update leaves only in a secure aggregation (secure = required)")
         update_checks.check(self.rules, update.payload, context)
         leaving = update_checks.withhold(self.rules, update.payload, context)
         # Sizes last: withheld rows do not count.
@@ -300,7 +298,7 @@ class Policy:
         return replace(self, rules=_in_a_sum(self.rules)).release(update, context)
 
     def release_sum(self, update: Update, layout: SumLayout, context: GateContext | None = None) -> ReleasedVector:
-        """Check an update, remove what the rules demand, and let the rest into a secure sum.
+        """Check an update, remove what the rules demand, and let the rest into a secure aggregation.
 
         Rules about what tells the site's classes do not hold in it, and the shares by which it mixes leave in no other
         way; all others do.
@@ -308,12 +306,12 @@ class Policy:
         Raises:
             PolicyRefusedError: as of `release`.
         """
-        rules, hidden = _in_a_sum(self.rules), _only_summed(layout.form)
+        rules, hidden = _in_a_sum(self.rules), _only_aggregated(layout.form)
         shown = {part: tensors for part, tensors in update.payload.items() if part not in hidden}
         update_checks.check(rules, shown, context)
-        summed = {part: tensors for part, tensors in update.payload.items() if part in hidden}
-        update_checks.check_finite(rules, summed, context)
-        leaving = update_checks.withhold(rules, {**shown, **summed}, context)
+        aggregated = {part: tensors for part, tensors in update.payload.items() if part in hidden}
+        update_checks.check_finite(rules, aggregated, context)
+        leaving = update_checks.withhold(rules, {**shown, **aggregated}, context)
         update_checks.check_tensor_sizes(rules, leaving)
         update_checks.check_size(rules, 8 * layout.size)
         noisy = context is not None and context.noisy
@@ -321,7 +319,7 @@ class Policy:
         return ReleasedVector(layout, replace(update, payload=leaving, metrics={}, weight=weight), _GATE)
 
     def release_score_sum(self, scores: Scores, names: Sequence[str], *, noisy: bool = False) -> ReleasedVector:
-        """Let those of a site's own scores into a secure sum that the policy names, be it only for sums.
+        """Let those of a site's own scores into a secure aggregation that the policy names, be it only for sums.
 
         Args:
             names: rows of the sum, of which some may be other than the site's own.
@@ -329,20 +327,20 @@ class Policy:
         """
         rules, private = self.rules, noisy or self.rules.dp is not None
         own = {name: value for name, value in scores.items() if is_own(name) and not private}
-        named = {name: value for name, value in own.items() if score_family(name) in rules.summed_metrics}
+        named = {name: value for name, value in own.items() if score_family(name) in rules.aggregated_metrics}
         leaving = score_sums.summable(names, {**self._named(own), **named})
         return ReleasedVector(score_sums.layout_of(names), score_sums.terms_of("", names, leaving), _GATE)
 
     def release_step(self, message: Payload) -> Released:
-        """A site's message of a secure sum: keys, shares, signatures, or a masked vector.
+        """A site's message of a secure aggregation: keys, shares, signatures, or a masked vector.
 
         Raises:
             PolicyRefusedError: it is no such message.
         """
-        if message.keys() != {Part.SECURE_SUM} or any(
-            array.dtype not in (np.uint8, np.uint64) for array in message[Part.SECURE_SUM].values()
+        if message.keys() != {Part.SECURE_AGGREGATION} or any(
+            array.dtype not in (np.uint8, np.uint64) for array in message[Part.SECURE_AGGREGATION].values()
         ):
-            raise PolicyRefusedError("secure", "this is no message of a secure sum: nothing was sent")
+            raise PolicyRefusedError("secure", "this is no message of a secure aggregation: nothing was sent")
         data = codec.encode(message)
         update_checks.check_size(self.rules, len(data))
         return Released(Manifest(describe(message), len(data), codec.digest(data)), data, {}, None, _GATE)
@@ -397,7 +395,7 @@ def _in_a_sum(rules: PolicyRules) -> PolicyRules:
     return rules.model_copy(update={"secure": "allowed", "hide_class_presence": False})
 
 
-def _only_summed(form: SumForm) -> frozenset[Part]:
+def _only_aggregated(form: SumForm) -> frozenset[Part]:
     """The part that never leaves but in a sum: the true shares of classes, which no policy can name."""
     return frozenset({form.shares} if form.shares is not None else ()) & NOT_ON_THE_WIRE
 

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from protofed.common.config.recipe import MAX_ROUNDS, LocalLoss, Robust, Sampling
 from protofed.common.config.tables import MAX_NUMBER, StrictModel
 from protofed.common.payload import Exchange, Part
-from protofed.common.protocol.messages import MAX_SUMMED, Role, Telemetry, score_family
+from protofed.common.protocol.messages import MAX_SECURE_SITES, Role, Telemetry, score_family
 
 GLOBAL, PERSONAL, LOSS, TRAINING, LOCAL = "global.", "personal.", "loss", "train.", ".local."
 
@@ -56,7 +56,7 @@ class Window(StrictModel):
 
     def next_begin(self, now: datetime) -> datetime:
         """When the window begins next, at `now` (UTC) at the earliest."""
-        # Eight days: today's window may have begun already, and its day come again only in a week.
+        # Eight days: today's window may have started already, and its day come again only in a week.
         days = (now + timedelta(days=ahead) for ahead in range(8))
         return min(begin for begin, _ in map(self._on, days) if begin and begin >= now)
 
@@ -176,7 +176,7 @@ class PrivacyBudget(StrictModel):
     epsilon: Annotated[float, Field(gt=0, le=1000)]  # most, over all rounds of all runs
     delta: Annotated[float, Field(ge=1e-12, le=1e-2)]  # chance that it is more: far below 1 / number of units
     unit: Literal["patient", "image"]  # whom it protects; patient: the site's data must have groups
-    colluders: Annotated[int, Field(ge=0, le=MAX_SUMMED)] = 1  # sites of a sum whose noise the server may know
+    colluders: Annotated[int, Field(ge=0, le=MAX_SECURE_SITES)] = 1  # sites of a sum whose noise the server may know
 
 
 class PolicyRules(StrictModel):
@@ -195,11 +195,17 @@ class PolicyRules(StrictModel):
     class_distribution_estimate: bool = False  # whether part class-shares may leave, if `parts` names it, too
     min_samples_per_class: Annotated[int, Field(ge=1)] = 10  # a class with fewer examples counts as absent
     min_images_per_unit: Annotated[int, Field(ge=1)] = 4  # a unit that fewer images activate leaves as it was received
-    hide_class_presence: bool = False  # what tells of classes, as all that is trained does, leaves only in a secure sum
-    secure: Literal["allowed", "required"] = "allowed"  # required: all but the first model leaves only in a secure sum
+    hide_class_presence: bool = (
+        False  # what tells of classes, as all that is trained does, leaves only in a secure aggregation
+    )
+    secure: Literal["allowed", "required"] = (
+        "allowed"  # required: all but the first model leaves only in a secure aggregation
+    )
     partners: Literal["confirmed", "first-use"] = "confirmed"  # with whom the site is summed: see `_confirms`
-    sum_group: Annotated[int, Field(ge=1, le=MAX_SUMMED)] = 3  # least sites of its group, summed together or not
-    summed_metrics: frozenset[str] = frozenset()  # own scores that leave in a sum of three sites or more, as `metrics`
+    sum_group: Annotated[int, Field(ge=1, le=MAX_SECURE_SITES)] = 3  # least sites of its group, summed together or not
+    aggregated_metrics: frozenset[str] = (
+        frozenset()
+    )  # own scores that leave in a sum of three sites or more, as `metrics`
     batch_order: Literal["secret", "recipe"] = "secret"  # what draws batches; the server knows the recipe
     approval: Literal["automatic", "manual"] = "automatic"  # manual: each run needs `protofed client approve`
     dp: PrivacyBudget | None = None  # runs must have noise (plan.dp), and end for this site where the budget does

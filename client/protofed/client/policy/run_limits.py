@@ -190,7 +190,7 @@ def _own_losses(recipe: Recipe, limits: Limits, facts: RunFacts) -> Iterator[Lim
 
 
 def _robust(recipe: Recipe, limits: Limits, facts: RunFacts) -> Iterator[LimitCheck]:
-    """By what rule updates are aggregated; a secure sum has none, and what sends none needs none."""
+    """By what rule updates are aggregated; a secure aggregation has none, and what sends none needs none."""
     rule = recipe.federation.robust
     named = ", ".join(sorted(limits.robust)) or "none of them"
     yield LimitCheck("robust", f"federation.robust = '{rule}'", named, rule in limits.robust or not facts.sends)

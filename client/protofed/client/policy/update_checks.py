@@ -30,7 +30,7 @@ _TELLING = {
 TELLS_STEPS = frozenset({Part.STEPS, Part.CONTROL})
 SECURE_RUN = "ask for a run with federation.secure = true"
 _ONLY_IN_A_SUM = (
-    f"which tells about this site's classes and so leaves only in a secure sum (hide_class_presence): {SECURE_RUN}, "
+    f"which tells of this site's classes: it is sent in a secure aggregation only (hide_class_presence): {SECURE_RUN}, "
     "or decide that the server may know them, and set hide_class_presence = false"
 )
 

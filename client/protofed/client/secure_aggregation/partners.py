@@ -1,4 +1,4 @@
-"""What a site takes into a secure sum: its identity, what it has promised, and whom it lets itself be summed with.
+"""What a site takes into a secure aggregation: its identity, its promises, and whom it lets itself be summed with.
 
 The identity is an Ed25519 key in the state folder, which partners confirm. A confirmed list of partners is the only
 door wherever there is one, and wherever the policy says `partners = "confirmed"`. Else a site's identity is believed on
@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from protofed.client.secure_aggregation.sessions import FOLDER, Sessions
 from protofed.common.clock import stamp, utc_now
-from protofed.common.errors import CodecError, ConfigError, SecureSumError, StateError
+from protofed.common.errors import CodecError, ConfigError, SecureAggregationError, StateError
 from protofed.common.payload import SiteId
 from protofed.common.pki import certificate
 from protofed.common.pki.identity import Identity, check_endorsement, endorsed
@@ -116,7 +116,7 @@ def membership_of(
         try:
             endorsement = endorsement_of(advert.endorsement)
         except CodecError as error:
-            raise SecureSumError("unendorsed", str(error)) from error
+            raise SecureAggregationError("unendorsed", str(error)) from error
         check_endorsement(endorsement, advert.site, advert.identity, own.authorities_pem, now())
 
     def met(peer: SiteId, identity: str) -> None:
@@ -145,7 +145,7 @@ def load_or_create_identity(folder: Path) -> Ed25519PrivateKey:
         files.write(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
         code = certificate.code(fingerprint(made.public_key().public_bytes_raw()))
         why = "new in this state folder: if partners have confirmed another one of this site's, they need a new list"
-        log.info("identity for secure sums made", code=code, folder=str(folder), why=why)
+        log.info("identity for secure aggregation made", code=code, folder=str(folder), why=why)
     return load_identity(folder)
 
 
@@ -205,7 +205,7 @@ class Partners:
     """The files of one state folder. The daemon writes what is offered and met, a person what is confirmed.
 
     Args:
-        check: raises SecureSumError for an identity that may not be believed on first use.
+        check: raises SecureAggregationError for an identity that may not be believed on first use.
         now: the current time, UTC.
         on_first_use: called with each site that is believed so, before it is.
     """
@@ -268,7 +268,7 @@ class Partners:
         log.info("the server offers a list of partners", number=offered.number, digest=offered.digest, why=why)
 
     def problem(self, *, required: bool) -> str:
-        """Why the site takes part in no secure sum; empty: it does.
+        """Why the site takes part in no secure aggregation; empty: it does.
 
         Args:
             required: the policy asks for a confirmed list.
@@ -350,14 +350,14 @@ class Partners:
             required: the policy asks for a confirmed list.
 
         Raises:
-            SecureSumError: one is not whom this site lets itself be summed with.
+            SecureAggregationError: one is not whom this site lets itself be summed with.
             StateError: a file cannot be read or written.
         """
         confirmed, adverts = self.confirmed(), list(adverts)
         if confirmed is not None:
             _check_partners(confirmed.consortium, own, adverts)
         elif required:
-            raise SecureSumError("unconfirmed-partners", f"no list of partners is confirmed here: {CONFIRM}")
+            raise SecureAggregationError("unconfirmed-partners", f"no list of partners is confirmed here: {CONFIRM}")
         else:
             self._meet(adverts)
 
@@ -387,9 +387,11 @@ def _check_partners(listed: Consortium, own: tuple[SiteId, str], adverts: Iterab
     met = {own[0]: own[1], **{advert.site: advert.identity.hex() for advert in adverts}}
     for site, identity in met.items():
         if site not in listed.identities:
-            raise SecureSumError("no-partner", f"{site} is not in list {listed.number}, which was confirmed here")
+            raise SecureAggregationError(
+                "no-partner", f"{site} is not in list {listed.number}, which was confirmed here"
+            )
         if listed.identities[site] != identity:
-            raise SecureSumError(
+            raise SecureAggregationError(
                 "changed-identity",
                 f"{site} has another identity than list {listed.number} says, which was confirmed here: its state "
                 "folder is new, or somebody stands in for it; a new identity takes a new list (`protofed consortium "
@@ -401,12 +403,12 @@ def _is_known(known: Pins, advert: KeyAdvert) -> bool:
     """Whether a site was met before, with this identity.
 
     Raises:
-        SecureSumError: with another one.
+        SecureAggregationError: with another one.
     """
     if (met := known.get(advert.site)) is None:
         return False
     if met.identity != advert.identity.hex():
-        raise SecureSumError(
+        raise SecureAggregationError(
             "changed-identity",
             f"{advert.site} has another identity than when it was first met here, {met.at}: its state folder is new, "
             "or somebody stands in for it. Let all sites confirm a list (`protofed consortium offer`), or, with public "

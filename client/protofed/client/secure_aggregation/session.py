@@ -18,16 +18,16 @@ from pydantic import ConfigDict
 
 from protofed.common import codec
 from protofed.common.codec import Buffer, Digest, digest
-from protofed.common.errors import SecureSumError
+from protofed.common.errors import SecureAggregationError
 from protofed.common.payload import Array, Payload, SiteId
-from protofed.common.protocol.messages import Subject
+from protofed.common.protocol.messages import SumOf
 from protofed.common.secure_aggregation import keys, masking
 from protofed.common.secure_aggregation.groups import Group, check_own, group_of
 from protofed.common.secure_aggregation.keys import KeyAdvert, Roster, SiteSecrets, SumContext, Vector
 from protofed.common.secure_aggregation.linear_form import SumLayout
 from protofed.common.secure_aggregation.masking import Masks
 from protofed.common.secure_aggregation.messages import (
-    HoldersMessage,
+    ContributorsMessage,
     RosterMessage,
     SharesMessage,
     SignatureMessage,
@@ -36,10 +36,10 @@ from protofed.common.secure_aggregation.messages import (
     payload_of,
 )
 
-M = TypeVar("M", KeyAdvert, RosterMessage, SharesMessage, SurvivorsMessage, HoldersMessage)
+M = TypeVar("M", KeyAdvert, RosterMessage, SharesMessage, SurvivorsMessage, ContributorsMessage)
 Trust: TypeAlias = Callable[
     [Iterable[KeyAdvert]], None
-]  # raises SecureSumError for an identity that is not the pinned one
+]  # raises SecureAggregationError for an identity that is not the pinned one
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Session:
     run: str
     round: int
     attempt: int
-    subject: Subject
+    sum_of: SumOf
     site: SiteId
     recipe: str
     base: str
@@ -90,7 +90,7 @@ class Session:
     @property
     def context(self) -> SumContext:
         """What every key and signature of this sum is bound to."""
-        facts = (self.run, self.round, self.attempt, self.subject)
+        facts = (self.run, self.round, self.attempt, self.sum_of)
         return SumContext(*facts, Digest(self.recipe), Digest(self.base), self.vectors)
 
     @property
@@ -99,26 +99,26 @@ class Session:
         return SiteSecrets(self.root, self.context, self.site)
 
 
-def begun(
+def started(
     context: SumContext, layout: SumLayout, site: SiteId, identity: Ed25519PrivateKey, endorsement: bytes
 ) -> Session:
     """A new session, with secrets drawn at random, and its advert."""
     root = secrets.token_bytes(keys.ROOT_BYTES)
     advert = keys.advertised(SiteSecrets(root, context, site), identity, endorsement)
-    facts = (context.run, context.round, context.attempt, context.subject)
+    facts = (context.run, context.round, context.attempt, context.sum_of)
     blob = codec.encode(payload_of(advert))
     return Session(*facts, site, context.recipe, context.base, context.vectors, layout, root, blob)
 
 
 def check_same(session: Session, context: SumContext) -> None:
-    """Check that a sum that was begun is asked for again, and not another one under its name.
+    """Check that a sum that was started is asked for again, and not another one under its name.
 
     Raises:
-        SecureSumError: it is of another model, or of another recipe.
+        SecureAggregationError: it is of another model, or of another recipe.
     """
     if session.context != context:
         what = "model" if session.base != context.base else "recipe, or other vectors,"
-        raise SecureSumError(
+        raise SecureAggregationError(
             "other-base",
             f"the sum of round {session.round}, attempt {session.attempt} began from another {what} than this one",
         )
@@ -139,21 +139,21 @@ def share(
         fewest: sites of it that recipe and policy ask for.
 
     Raises:
-        SecureSumError: the roster is a second one, is without this site's own advert or with another one in its name,
+        SecureAggregationError: the roster is a second one, lacks this site's own advert or has another one in its name,
             has too few sites, has this site in another group or a small one, or names an identity that is not the
             pinned one.
     """
     if session.roster:
         if _message(blob, RosterMessage) != _message(session.roster, RosterMessage):
-            raise SecureSumError("second-roster", "the server sent a second, other roster for the same sum")
+            raise SecureAggregationError("second-roster", "the server sent a second, other roster for the same sum")
         return session, codec.decode(session.dealt)
     message = _message(blob, RosterMessage)
     adverts = message.adverts
     own = [advert for advert in adverts if advert.site == session.site]
     if not own:
-        raise SecureSumError("not-in-roster", "the roster is without this site, which sent its keys")
+        raise SecureAggregationError("not-in-roster", "the roster is without this site, which sent its keys")
     if own != [_message(session.advert, KeyAdvert)]:
-        raise SecureSumError("replaced-keys", "the roster has other keys in this site's name than it sent")
+        raise SecureAggregationError("replaced-keys", "the roster has other keys in this site's name than it sent")
     roster = Roster(session.context, adverts, message.groups)
     check_own(roster.groups, session.site, pinned, fewest)
     roster.check_signatures()
@@ -169,13 +169,13 @@ def send_flags(session: Session, blob: Buffer, flags: Array, identity: Ed25519Pr
     """Take the others' shares; give this site's masked flags [R] uint64 of 0 and 1, signed.
 
     Raises:
-        SecureSumError: the shares are other than those sent before, false, or of too few sites; or the flags are.
+        SecureAggregationError: the shares, or flags, are other than those sent before, false, or of too few sites.
     """
     session = _with_shares(session, blob)
-    masks = _masks(session, Vector.HOLDERS)
+    masks = _masks(session, Vector.CONTRIBUTORS)
     vector = masking.masked(masks, session.secrets, flags)
     signature = masking.signed_vector(masks, vector, identity)
-    return _sends(session, Vector.HOLDERS, vector), payload_of(SignatureMessage(signature), vector)
+    return _sends(session, Vector.CONTRIBUTORS, vector), payload_of(SignatureMessage(signature), vector)
 
 
 def open_flags(session: Session, blob: Buffer, flags: Array, fewest: int) -> Array | None:
@@ -183,19 +183,21 @@ def open_flags(session: Session, blob: Buffer, flags: Array, fewest: int) -> Arr
 
     Args:
         flags: this site's, as of `send_flags`: others count on a row that it held then.
-        fewest: holders of a row that leaves; of one alone none does, whatever a recipe says.
+        fewest: contributors of a row that leaves; of one alone none does, whatever a recipe says.
 
     Raises:
-        SecureSumError: the survivors are not those that this site agreed to, or what they sent is not theirs; or this
+        SecureAggregationError: the survivors are not those agreed to by this site, or their messages are not; or this
             site's flags are other than those that it sent.
     """
-    if Vector.HOLDERS not in session.vectors:
+    if Vector.CONTRIBUTORS not in session.vectors:
         return None
-    message, masks = _message(blob, HoldersMessage), _masks(session, Vector.HOLDERS)
-    agreed = session.survivors.get(Vector.HOLDERS)
+    message, masks = _message(blob, ContributorsMessage), _masks(session, Vector.CONTRIBUTORS)
+    agreed = session.survivors.get(Vector.CONTRIBUTORS)
     if agreed is None or tuple(message.vectors) != agreed:
-        raise SecureSumError("second-survivors", "the flags are not those of the sites that this site agreed to")
-    _sends(session, Vector.HOLDERS, masking.masked(masks, session.secrets, flags))
+        raise SecureAggregationError(
+            "second-survivors", "the flags are not those of the sites that this site agreed to"
+        )
+    _sends(session, Vector.CONTRIBUTORS, masking.masked(masks, session.secrets, flags))
     counts = masking.counted(masks, agreed, message.vectors, message.signatures, message.seeds)
     return np.asarray(counts >= max(fewest, 2))
 
@@ -207,9 +209,9 @@ def send_values(session: Session, blob: Buffer, numbers: Array) -> tuple[Session
         blob: the others' shares; or, where rows were counted, what `open_flags` took.
 
     Raises:
-        SecureSumError: as of `send_flags`; or the numbers are other than those sent before.
+        SecureAggregationError: as of `send_flags`; or the numbers are other than those sent before.
     """
-    if Vector.HOLDERS not in session.vectors:
+    if Vector.CONTRIBUTORS not in session.vectors:
         session = _with_shares(session, blob)
     vector = masking.masked(_masks(session, Vector.VALUES), session.secrets, numbers)
     return _sends(session, Vector.VALUES, vector), payload_of(SignatureMessage(b""), vector)
@@ -228,7 +230,7 @@ def agree(
         before: the survivors for whom this site revealed VALUES in another attempt of the round; None: it did not.
 
     Raises:
-        SecureSumError: it is a second set, without this site, other than that of the attempt before, or without a site
+        SecureAggregationError: it is a second set, lacks this site, is not that of the attempt before, or lacks a site
             whose rows were counted; or it splits a group.
     """
     message = _message(blob, SurvivorsMessage)
@@ -242,7 +244,7 @@ def reveal(
     """Give the shares that open the sum of the survivors that enough of them have signed.
 
     Raises:
-        SecureSumError: as of `agree`; or too few have signed.
+        SecureAggregationError: as of `agree`; or too few have signed.
     """
     message = _message(blob, SurvivorsMessage)
     session = _agreed(session, message.sites, vector, before)
@@ -254,21 +256,23 @@ def reveal(
 
 def _agreed(session: Session, sites: tuple[SiteId, ...], vector: Vector, before: Sequence[SiteId] | None) -> Session:
     if vector not in session.sent:
-        raise SecureSumError("out-of-order", f"survivors are asked for before this site sent its {vector}")
+        raise SecureAggregationError("out-of-order", f"survivors are asked for before this site sent its {vector}")
     masks = _masks(session, vector)
     masking.check_survivors(masks, sites)
     if session.survivors.get(vector, sites) != sites:
-        raise SecureSumError("second-survivors", "the server named a second, other set of survivors for the same sum")
+        raise SecureAggregationError(
+            "second-survivors", "the server named a second, other set of survivors for the same sum"
+        )
     if session.site not in sites:
-        raise SecureSumError("other-survivors", "this site is not among the survivors that it is to sign")
-    if vector is Vector.VALUES and Vector.HOLDERS in session.vectors and sites != masks.included:
-        raise SecureSumError(
+        raise SecureAggregationError("other-survivors", "this site is not among the survivors that it is to sign")
+    if vector is Vector.VALUES and Vector.CONTRIBUTORS in session.vectors and sites != masks.included:
+        raise SecureAggregationError(
             "other-survivors",
-            f"the holders of rows were counted among {', '.join(masks.included)}: the sum of fewer sites could be the "
+            f"the contributors were counted among {', '.join(masks.included)}: the sum of fewer sites could be the "
             "row of one",
         )
-    if before is not None and tuple(before) != sites:  # of the holders, too: their numbers would tell its classes
-        raise SecureSumError(
+    if before is not None and tuple(before) != sites:  # of the contributors, too: their numbers would tell its classes
+        raise SecureAggregationError(
             "other-survivors",
             f"the sum of round {session.round} was opened before, over {', '.join(before)}: a second one over other "
             "sites would show the difference",
@@ -279,7 +283,7 @@ def _agreed(session: Session, sites: tuple[SiteId, ...], vector: Vector, before:
 def _sends(session: Session, vector: Vector, masked: Array) -> Session:
     sent = digest(masked.view(np.uint8).data)
     if session.sent.get(vector, sent) != sent:
-        raise SecureSumError(
+        raise SecureAggregationError(
             "other-numbers",
             f"this site's {vector} are other than those that it sent for the same sum; both would show their "
             "difference. Has the policy changed meanwhile?",
@@ -290,12 +294,12 @@ def _sends(session: Session, vector: Vector, masked: Array) -> Session:
 def _with_shares(session: Session, blob: Buffer) -> Session:
     if session.delivered:
         if _message(blob, SharesMessage) != _message(session.delivered, SharesMessage):
-            raise SecureSumError("second-shares", "the server sent other shares for the same sum than before")
+            raise SecureAggregationError("second-shares", "the server sent other shares for the same sum than before")
         return session
     roster = _roster(session)
     sealed = _message(blob, SharesMessage).sealed
     if session.site in sealed:
-        raise SecureSumError("bad-shares", "the server sent shares in this site's own name")
+        raise SecureAggregationError("bad-shares", "the server sent shares in this site's own name")
     keys.check_members(roster, sorted({*sealed, session.site}), "sites that dealt shares")
     masking.opened_shares(session.secrets, roster, sealed)
     return replace(session, delivered=bytes(blob))
@@ -310,18 +314,20 @@ def _all_shares(session: Session) -> dict[SiteId, masking.SharesOfSite]:
 def _masks(session: Session, vector: Vector) -> Masks:
     """With rows, VALUES are masked among the sites whose flags were counted."""
     if not session.delivered:
-        raise SecureSumError("out-of-order", "a step of a sum of which this site has no shares yet")
+        raise SecureAggregationError("out-of-order", "a step of a sum of which this site has no shares yet")
     included = tuple(sorted({*_message(session.delivered, SharesMessage).sealed, session.site}))
-    if vector is Vector.VALUES and Vector.HOLDERS in session.vectors:
-        if Vector.HOLDERS not in session.survivors:
-            raise SecureSumError("out-of-order", "values are asked for before the holders of rows were counted")
-        included = session.survivors[Vector.HOLDERS]
+    if vector is Vector.VALUES and Vector.CONTRIBUTORS in session.vectors:
+        if Vector.CONTRIBUTORS not in session.survivors:
+            raise SecureAggregationError(
+                "out-of-order", "values are asked for before the contributors of rows were counted"
+            )
+        included = session.survivors[Vector.CONTRIBUTORS]
     return Masks(_roster(session), vector, included)
 
 
 def _roster(session: Session) -> Roster:
     if not session.roster:
-        raise SecureSumError("out-of-order", "a step of a sum of which this site has no roster yet")
+        raise SecureAggregationError("out-of-order", "a step of a sum of which this site has no roster yet")
     message = _message(session.roster, RosterMessage)
     return Roster(session.context, message.adverts, message.groups)
 

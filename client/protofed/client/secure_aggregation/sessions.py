@@ -13,10 +13,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from protofed.client.secure_aggregation.session import Session
 from protofed.common.clock import stamp, utc_now
-from protofed.common.errors import SecureSumError, StateError
+from protofed.common.errors import SecureAggregationError, StateError
 from protofed.common.ids import check_id, is_id
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import Subject
+from protofed.common.protocol.messages import SumOf
 from protofed.common.secure_aggregation.groups import Group
 from protofed.common.secure_aggregation.keys import Vector
 from protofed.common.storage import files
@@ -58,14 +58,14 @@ class _Sum(NamedTuple):
 
     round: int
     attempt: int
-    subject: Subject
+    sum_of: SumOf
 
 
 T = TypeVar("T")
 _SESSION = TypeAdapter(Session)
 _PAST = TypeAdapter(dict[str, Past])
 _PINNED = TypeAdapter(Pinned)
-_NAME = re.compile(rf"([0-9]{{6,}})-([0-9]+)-({'|'.join(Subject)})\.json")  # no other file is ever removed
+_NAME = re.compile(rf"([0-9]{{6,}})-([0-9]+)-({'|'.join(SumOf)})\.json")  # no other file is ever removed
 
 
 class Sessions:
@@ -80,29 +80,29 @@ class Sessions:
         self._folder, self._now = folder, now
         files.sweep([folder, *(path for path in folder.glob("*") if path.is_dir())])
 
-    def find(self, run: str, round: int, attempt: int, subject: Subject) -> Session | None:
-        """The session of a sum; None: none was begun.
+    def find(self, run: str, round: int, attempt: int, sum_of: SumOf) -> Session | None:
+        """The session of a sum; None: none was started.
 
         Raises:
-            SecureSumError: the attempt is over.
+            SecureAggregationError: the attempt is over.
             StateError: a file is damaged: without it the site could promise a second time.
         """
-        if self.is_over(run, round, attempt, subject):
-            raise SecureSumError(
+        if self.is_over(run, round, attempt, sum_of):
+            raise SecureAggregationError(
                 "attempt-over", f"attempt {attempt} of the sum of round {round} is over here; its secrets are wiped"
             )
-        path = self._path(run, round, attempt, subject)
+        path = self._path(run, round, attempt, sum_of)
         return _read(path, _SESSION) if path.exists() else None
 
-    def is_over(self, run: str, round: int, attempt: int, subject: Subject) -> bool:
+    def is_over(self, run: str, round: int, attempt: int, sum_of: SumOf) -> bool:
         """Whether an attempt is over, its secrets wiped."""
         past = self._past(run)
         forgotten = round < min(map(_round, past), default=0) and len(set(map(_round, past))) >= MAX_ROUNDS
-        return forgotten or attempt <= past.get(_key(round, subject), Past()).over
+        return forgotten or attempt <= past.get(_key(round, sum_of), Past()).over
 
     def opened(self, session: Session) -> tuple[SiteId, ...] | None:
-        """For whom the site has revealed VALUES of this round and subject, in whichever attempt; None: it has not."""
-        return self._of(session.run, session.round, session.subject).opened
+        """For whom the site has revealed VALUES of this round and sum_of, in whichever attempt; None: it has not."""
+        return self._of(session.run, session.round, session.sum_of).opened
 
     def group(self) -> Pinned | None:
         """The group that the site is summed in, whatever the run; None: it was in none yet, but alone.
@@ -121,30 +121,30 @@ class Sessions:
         Raises:
             OutOfSpaceError, DiskFailureError: nothing may be sent of it.
         """
-        path = self._path(session.run, session.round, session.attempt, session.subject)
+        path = self._path(session.run, session.round, session.attempt, session.sum_of)
         joins = len(session.group) > 1 and not (path.exists() and _read(path, _SESSION).group)
         if joins and self.group() is None:  # at the step that joins it alone: not after it was forgotten meanwhile
             pinned = Pinned(session.group, stamp(self._now()), session.run)
             files.write(self._folder / GROUP, _PINNED.dump_json(pinned))
         if Vector.VALUES in session.revealed and self.opened(session) is None:
-            past = self._of(session.run, session.round, session.subject)
+            past = self._of(session.run, session.round, session.sum_of)
             past = replace(past, opened=session.survivors[Vector.VALUES])
-            self._remember(session.run, session.round, session.subject, past)
+            self._remember(session.run, session.round, session.sum_of, past)
         files.write(path, _SESSION.dump_json(session))
 
-    def wipe_before(self, run: str, round: int, attempt: int, subject: Subject) -> None:
+    def wipe_before(self, run: str, round: int, attempt: int, sum_of: SumOf) -> None:
         """Wipe the sums of a run that are over, as a task of this one tells: those of other rounds, and before.
 
         The scores of a round are summed once its updates have been.
         """
         for found in self._all(run):
-            later = found.round == round and (found.subject is subject or subject is Subject.UPDATE)
+            later = found.round == round and (found.sum_of is sum_of or sum_of is SumOf.UPDATE)
             if not (later and found.attempt >= attempt):
                 self._wipe(run, found)
 
-    def wipe_one(self, run: str, round: int, attempt: int, subject: Subject) -> None:
+    def wipe_one(self, run: str, round: int, attempt: int, sum_of: SumOf) -> None:
         """Wipe one sum: its server has all that it is given."""
-        self._wipe(run, _Sum(round, attempt, subject))
+        self._wipe(run, _Sum(round, attempt, sum_of))
 
     def wipe(self, run: str) -> None:
         """Wipe all sums of a run: it is over, or the site has left it."""
@@ -159,21 +159,21 @@ class Sessions:
 
     def _wipe(self, run: str, found: _Sum) -> None:
         """By the file's name: a session that is damaged must not stay, nor end the daemon, when its sum is over."""
-        past, path = self._of(run, found.round, found.subject), self._path(run, *found)
-        self._remember(run, found.round, found.subject, replace(past, over=max(past.over, found.attempt)))
+        past, path = self._of(run, found.round, found.sum_of), self._path(run, *found)
+        self._remember(run, found.round, found.sum_of, replace(past, over=max(past.over, found.attempt)))
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise files.write_error(path, error) from error
 
-    def _remember(self, run: str, round: int, subject: Subject, past: Past) -> None:
-        kept = {**self._past(run), _key(round, subject): past}
+    def _remember(self, run: str, round: int, sum_of: SumOf, past: Past) -> None:
+        kept = {**self._past(run), _key(round, sum_of): past}
         newest = sorted(set(map(_round, kept)))[-MAX_ROUNDS:]  # whole rounds: what is summed of one has entries each
         path = self._folder / f"{check_id('run', run)}.json"
         files.write(path, _PAST.dump_json({key: past for key, past in kept.items() if _round(key) in newest}))
 
-    def _of(self, run: str, round: int, subject: Subject) -> Past:
-        return self._past(run).get(_key(round, subject), Past())
+    def _of(self, run: str, round: int, sum_of: SumOf) -> Past:
+        return self._past(run).get(_key(round, sum_of), Past())
 
     def _past(self, run: str) -> dict[str, Past]:
         path = self._folder / f"{check_id('run', run)}.json"  # no id has a dot, so no run's folder has this name
@@ -182,13 +182,13 @@ class Sessions:
     def _all(self, run: str) -> list[_Sum]:
         paths = sorted((self._folder / check_id("run", run)).glob("*.json"))
         return [
-            _Sum(int(name[1]), int(name[2]), Subject(name[3]))
+            _Sum(int(name[1]), int(name[2]), SumOf(name[3]))
             for path in paths
             if (name := _NAME.fullmatch(path.name)) is not None
         ]
 
-    def _path(self, run: str, round: int, attempt: int, subject: Subject) -> Path:
-        return self._folder / check_id("run", run) / f"{round:06d}-{attempt}-{subject}.json"
+    def _path(self, run: str, round: int, attempt: int, sum_of: SumOf) -> Path:
+        return self._folder / check_id("run", run) / f"{round:06d}-{attempt}-{sum_of}.json"
 
 
 def pinned_in(folder: Path) -> Pinned | None:
@@ -210,8 +210,8 @@ def forget_group(folder: Path) -> None:
         raise files.write_error(folder / GROUP, error) from error
 
 
-def _key(round: int, subject: Subject) -> str:
-    return f"{round}/{subject}"
+def _key(round: int, sum_of: SumOf) -> str:
+    return f"{round}/{sum_of}"
 
 
 def _round(key: str) -> int:

@@ -1,4 +1,4 @@
-"""The tasks of a secure sum: what the site hands in for each, once its session of the sum is stored."""
+"""The tasks of a secure aggregation: what the site hands in for each, once its session of the sum is stored."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from protofed.client.policy.rules import PERSONAL
 from protofed.client.secure_aggregation import session as steps
 from protofed.client.secure_aggregation.partners import Membership
 from protofed.client.secure_aggregation.session import Session
-from protofed.client.site import PreparedRun, Site, is_summed
+from protofed.client.site import PreparedRun, Site, is_aggregated
 from protofed.client.training.dp import NoiseShare, share_std
 from protofed.common.codec import Digest
-from protofed.common.errors import FailureReason, SecureSumError, StateError, TaskFailedError
+from protofed.common.errors import FailureReason, SecureAggregationError, StateError, TaskFailedError
 from protofed.common.failpoint import reach
 from protofed.common.payload import Array, Payload, SiteId, Update, describe
 from protofed.common.protocol.messages import (
-    HOLDERS_STEPS,
+    CONTRIBUTORS_STEPS,
     SUM_STEPS,
     Receipt,
     Scores,
-    Subject,
+    SumOf,
     Task,
     TaskKind,
     Verdict,
@@ -37,21 +37,21 @@ from protofed.common.secure_aggregation.linear_form import POINT, SumLayout, for
 from protofed.common.storage.journal import Fact
 
 log = structlog.get_logger()
-_SUBJECTS = {TaskKind.FIT: Subject.UPDATE, TaskKind.SCORE_SUM: Subject.SCORES}  # of a sum, by what begins it
+_SUMS_OF = {TaskKind.FIT: SumOf.UPDATE, TaskKind.SCORE_SUM: SumOf.SCORES}  # of a sum, by what begins it
 
 
 def _share(site: Site, run: PreparedRun, task: Task, std: float) -> NoiseShare:
-    return run.noise_share(site.name, task, site.store.last_counted(task.run, task.memory_before), std)
+    return run.noise_share(site.name, task, site.store.last_counted(task.run, task.state_before), std)
 
 
 class SumSteps:
-    """Works on one site's tasks of secure sums.
+    """Works on one site's tasks of secure aggregation.
 
     Attributes:
         membership: None: this site takes part in no run with them.
 
     Raises:
-        PolicyRefusedError: from every method: the step is refused by the code of its SecureSumError, or by the policy.
+        PolicyRefusedError: from every method: the step is refused, by its SecureAggregationError's code or the policy.
         StateError: from every method: a session cannot be read or written; nothing was sent.
     """
 
@@ -59,13 +59,15 @@ class SumSteps:
         self._site, self._fetch, self.membership = site, fetch, membership
 
     def check_member(self, run: PreparedRun) -> None:
-        """Check that a site can take part in secure sums, if a run has them; ranks that only train need no identity.
+        """Check that a site can take part in a run's secure aggregation; ranks that only train need no identity.
 
         Raises:
             TaskFailedError: it cannot.
         """
-        if is_summed(self._site, run.recipe) and self.membership is None:
-            text = f"run {run.recipe.name} has federation.secure = true, and this site has no identity for secure sums"
+        if is_aggregated(self._site, run.recipe) and self.membership is None:
+            text = (
+                f"run {run.recipe.name} has federation.secure = true; this site has no identity for secure aggregation"
+            )
             raise TaskFailedError(FailureReason.REFUSED, text)
 
     def check_open(self, run: PreparedRun, task: Task) -> None:
@@ -77,24 +79,24 @@ class SumSteps:
             self._found(self._context(run, task, task.base_digest))
 
     def begin(self, run: PreparedRun, task: Task, update: Update, base: Callable[[], Payload]) -> Released:
-        """The site's keys, for a FIT task whose update is staged; the same bytes again if it had begun.
+        """The site's keys, for a FIT task whose update is staged; the same bytes again if it had started.
 
         Args:
             base: what the fit started from.
         """
         with _refusals():
             sessions, context = self._membership().sessions, self._context(run, task, task.base_digest)
-            sessions.wipe_before(task.run, task.round, task.attempt, Subject.UPDATE)
+            sessions.wipe_before(task.run, task.round, task.attempt, SumOf.UPDATE)
             if (found := self._found(context)) is not None:
                 return self._released(found)
-            session = self._begun(run, context, update, base())
+            session = self._started(run, context, update, base())
             sessions.save(session)
-            reach("sum-begun")
+            reach("sum-started")
             return self._released(session)
 
     def scored(self, run: PreparedRun, task: Task) -> Released | None:
         """The site's keys for a SCORE_SUM task whose scores are taken; None: they are not."""
-        _check_summed(self._site, run, task)
+        _check_aggregated(self._site, run, task)
         with _refusals():
             found = self._found(self._context(run, task, task.base_digest))
             return None if found is None else self._released(found)
@@ -110,22 +112,22 @@ class SumSteps:
         """
         with _refusals():
             membership, context = self._membership(), self._context(run, task, task.base_digest)
-            membership.sessions.wipe_before(task.run, task.round, task.attempt, Subject.SCORES)
+            membership.sessions.wipe_before(task.run, task.round, task.attempt, SumOf.SCORES)
             names = _score_names(run)
             layout = score_sums.layout_of(names)
-            session = steps.begun(context, layout, self._site.name, membership.identity, membership.endorsement())
-            session = replace(session, scores=score_sums.summable(names, self._summed_scores(run, task, scores)))
+            session = steps.started(context, layout, self._site.name, membership.identity, membership.endorsement())
+            session = replace(session, scores=score_sums.summable(names, self._aggregated_scores(run, task, scores)))
             membership.sessions.save(session)
-            reach("sum-begun")
+            reach("sum-started")
             return self._released(session)
 
-    def _summed_scores(self, run: PreparedRun, task: Task, scores: Scores) -> Scores:
+    def _aggregated_scores(self, run: PreparedRun, task: Task, scores: Scores) -> Scores:
         """Without those of an own model that follows from what the server sent and, if at all, from the label shares.
 
         Such a model is a question of the server's about them, and the sum of three answers is not hidden by adding up.
         """
         untrained = self._site.store.last_counted(task.run, task.round + 1).round == 0
-        if run.method.declares.mixes_classes or (run.method.declares.personal == "installed" and untrained):
+        if run.method.declares.mixes_classes or (run.method.declares.personal == "loaded" and untrained):
             return {name: score for name, score in scores.items() if not name.startswith(PERSONAL)}
         return scores
 
@@ -140,13 +142,13 @@ class SumSteps:
 
     def step(self, run: PreparedRun, task: Task) -> Released:
         """What the site hands in for a later step, of the update that is staged for this sum."""
-        _check_summed(self._site, run, task)
+        _check_aggregated(self._site, run, task)
         with _refusals():
             membership = self._membership()
             session = self._session(run, task)
             before, (session, payload) = session, self._worked(run, task, session, membership.sessions.opened(session))
             if Vector.VALUES in session.revealed and Vector.VALUES not in before.revealed:
-                membership.record("summed", {**_of(session), "sites": list(session.survivors[Vector.VALUES])})
+                membership.record("aggregated", {**_of(session), "sites": list(session.survivors[Vector.VALUES])})
             membership.sessions.save(session)
             reach(f"sum-{task.kind}")
             return self._site.policy.release_step(payload)
@@ -165,7 +167,7 @@ class SumSteps:
 
     def settles(self, task: Task) -> Task | None:
         """The fit that a step's receipt settles: that of its numbers, or, if a kill lost it, that of the last step."""
-        if task.kind not in (TaskKind.MASK, TaskKind.REVEAL) or task.subject is not Subject.UPDATE:
+        if task.kind not in (TaskKind.MASK, TaskKind.REVEAL) or task.sum_of is not SumOf.UPDATE:
             return None
         fits = (fitted for fitted, _ in self._site.store.unsettled(task.run))
         return next((fit for fit in fits if (fit.round, fit.attempt) == (task.round, task.attempt)), None)
@@ -176,14 +178,14 @@ class SumSteps:
             return
         with _kept_if_unreadable(run):
             for task, _ in self._site.store.unsettled(run):
-                if task.attempt and member.sessions.is_over(run, task.round, task.attempt, Subject.UPDATE):
-                    self._site.store.settle(task, Receipt(Verdict.STALE, "its sum is over", Digest(""), ""))
+                if task.attempt and member.sessions.is_over(run, task.round, task.attempt, SumOf.UPDATE):
+                    self._site.store.settle(task, Receipt(Verdict.LATE, "its sum is over", Digest(""), ""))
 
     def settled(self, task: Task) -> None:
         """Wipe a sum's secrets once the server has all that it gets: with them its records give an update."""
-        if (member := self.membership) is not None and task.kind is TaskKind.REVEAL and task.subject is not None:
+        if (member := self.membership) is not None and task.kind is TaskKind.REVEAL and task.sum_of is not None:
             with _kept_if_unreadable(task.run):
-                member.sessions.wipe_one(task.run, task.round, task.attempt, task.subject)
+                member.sessions.wipe_one(task.run, task.round, task.attempt, task.sum_of)
 
     def over(self, run: str) -> None:
         """Wipe the secrets of a run that is over, or that the site has left."""
@@ -201,7 +203,7 @@ class SumSteps:
         self, run: PreparedRun, task: Task, session: Session, before: tuple[SiteId, ...] | None
     ) -> tuple[Session, Payload]:
         membership, blob = self._membership(), self._fetch(task)
-        vector = Vector.HOLDERS if task.kind in HOLDERS_STEPS else Vector.VALUES
+        vector = Vector.CONTRIBUTORS if task.kind in CONTRIBUTORS_STEPS else Vector.VALUES
         match task.kind:
             case TaskKind.SHARE:
                 found = membership.sessions.group()
@@ -209,7 +211,7 @@ class SumSteps:
                 fewest = max(run.recipe.federation.sum_group, self._site.policy.rules.sum_group)
                 trust = partial(membership.trust, required=self._site.policy.rules.partners == "confirmed")
                 return steps.share(session, blob, trust, pinned=pinned, fewest=fewest)
-            case TaskKind.HOLDERS:
+            case TaskKind.CONTRIBUTORS:
                 flags = self._released_vector(run, session, task).flags()
                 return steps.send_flags(session, blob, flags, membership.identity)
             case TaskKind.MASK:
@@ -218,14 +220,14 @@ class SumSteps:
                 self._record_scores(run, session, released.flags(), kept)
                 words = self._leaving(run, session, task, released.words(POINT, kept))
                 return steps.send_values(session, blob, words)
-            case TaskKind.AGREE_HOLDERS | TaskKind.AGREE:
+            case TaskKind.AGREE_CONTRIBUTORS | TaskKind.AGREE:
                 return steps.agree(session, blob, vector, membership.identity, before)
             case _:
                 return steps.reveal(session, blob, vector, before)
 
-    def _begun(self, run: PreparedRun, context: SumContext, update: Update, base: Payload) -> Session:
+    def _started(self, run: PreparedRun, context: SumContext, update: Update, base: Payload) -> Session:
         layout, membership = self.vector(run, update, base).layout, self._membership()
-        session = steps.begun(context, layout, self._site.name, membership.identity, membership.endorsement())
+        session = steps.started(context, layout, self._site.name, membership.identity, membership.endorsement())
         return replace(session, noise_std=share_std(run.recipe.plan, context.round, run.recipe.rounds, base))
 
     def _leaving(self, run: PreparedRun, session: Session, task: Task, words: Array) -> Array:
@@ -234,7 +236,7 @@ class SumSteps:
         In place of an update that is withheld, random words: with the model as it was received, say, the sum would be
         of the others alone, and a server that made a question of which all but one withhold would read that one.
         """
-        if session.subject is not Subject.UPDATE:
+        if session.sum_of is not SumOf.UPDATE:
             return words
         fitted, _ = self.staged(task)
         if self._site.store.trained_by(fitted).withheld:
@@ -248,12 +250,12 @@ class SumSteps:
         return self._site.policy.release_step(steps.advertise(session))
 
     def _released_vector(self, run: PreparedRun, session: Session, task: Task) -> ReleasedVector:
-        if session.subject is Subject.SCORES:
+        if session.sum_of is SumOf.SCORES:
             return self._site.policy.release_score_sum(session.scores, _score_names(run), noisy=run.noisy)
         fitted, update = self.staged(task)
         if fitted.base_digest != session.base:
             # All others may have been sent one that teaches them nothing: the sum would be this site's update alone.
-            raise SecureSumError(
+            raise SecureAggregationError(
                 "other-base", "the update that waits here was trained from another model than the sum's"
             )
         return self._site.policy.release_sum(update, session.layout, run.gate_context())
@@ -263,7 +265,7 @@ class SumSteps:
 
         Of their values the site has its own record. Not left for when the sum opens: that takes no word of this site.
         """
-        if session.subject is Subject.SCORES and Vector.VALUES not in session.sent:
+        if session.sum_of is SumOf.SCORES and Vector.VALUES not in session.sent:
             names = _score_names(run)
             rows = (flags if kept is None else flags * kept).nonzero()[0]
             told = [names[row] for row in rows if score_sums.is_score(names[row], session.scores[names[row]])]
@@ -272,16 +274,16 @@ class SumSteps:
             log.info("own scores leave in a sum", run=session.run, round=session.round, scores=leaving)
 
     def _session(self, run: PreparedRun, task: Task) -> Session:
-        subject = task.subject or Subject.UPDATE
-        found = self._membership().sessions.find(task.run, task.round, task.attempt, subject)
+        sum_of = task.sum_of or SumOf.UPDATE
+        found = self._membership().sessions.find(task.run, task.round, task.attempt, sum_of)
         if found is None:
-            raise SecureSumError("out-of-order", f"a {task.kind} task of a sum that this site has not begun")
+            raise SecureAggregationError("out-of-order", f"a {task.kind} task of a sum that this site has not started")
         steps.check_same(found, self._context(run, task, Digest(found.base)))
         return found
 
     def _found(self, context: SumContext) -> Session | None:
-        """The session of a sum, if it was begun, for this very context."""
-        at = (context.run, context.round, context.attempt, context.subject)
+        """The session of a sum, if it was started, for this very context."""
+        at = (context.run, context.round, context.attempt, context.sum_of)
         if (found := self._membership().sessions.find(*at)) is not None:
             steps.check_same(found, context)
         return found
@@ -289,29 +291,29 @@ class SumSteps:
     def _context(self, run: PreparedRun, task: Task, base: Digest | None) -> SumContext:
         """Of what this site itself was given: it signs nothing that names another recipe or model."""
         if (
-            task.subject is None
-            or task.subject is not _SUBJECTS.get(task.kind, task.subject)
+            task.sum_of is None
+            or task.sum_of is not _SUMS_OF.get(task.kind, task.sum_of)
             or not (task.attempt and base)
         ):
-            raise SecureSumError("out-of-order", f"a {task.kind} task that does not say which sum it is of")
-        rows = task.subject is Subject.SCORES or form_of(run.method, run.recipe.method.name).by_class
-        vectors = (Vector.HOLDERS, Vector.VALUES) if rows else (Vector.VALUES,)
-        at = (task.run, task.round, task.attempt, task.subject)
+            raise SecureAggregationError("out-of-order", f"a {task.kind} task that does not say which sum it is of")
+        rows = task.sum_of is SumOf.SCORES or form_of(run.method, run.recipe.method.name).by_class
+        vectors = (Vector.CONTRIBUTORS, Vector.VALUES) if rows else (Vector.VALUES,)
+        at = (task.run, task.round, task.attempt, task.sum_of)
         return SumContext(*at, Digest(run.recipe.fingerprint()), base, vectors)
 
     def _membership(self) -> Membership:
         if self.membership is None:
-            raise TaskFailedError(FailureReason.REFUSED, "this site has no identity for secure sums")
+            raise TaskFailedError(FailureReason.REFUSED, "this site has no identity for secure aggregation")
         return self.membership
 
 
 def _of(session: Session) -> dict[str, Fact]:
     """Which sum a record of the audit log is of."""
-    return {"run": session.run, "round": session.round, "attempt": session.attempt, "subject": session.subject}
+    return {"run": session.run, "round": session.round, "attempt": session.attempt, "sum_of": session.sum_of}
 
 
-def _check_summed(site: Site, run: PreparedRun, task: Task) -> None:
-    if not is_summed(site, run.recipe) or task.kind not in (*SUM_STEPS, TaskKind.SCORE_SUM):
+def _check_aggregated(site: Site, run: PreparedRun, task: Task) -> None:
+    if not is_aggregated(site, run.recipe) or task.kind not in (*SUM_STEPS, TaskKind.SCORE_SUM):
         raise TaskFailedError(FailureReason.REFUSED, f"a {task.kind} task, which this run, or version, has not")
 
 
@@ -321,7 +323,7 @@ def _score_names(run: PreparedRun) -> tuple[str, ...]:
 
 def _fewest(run: PreparedRun, session: Session) -> int:
     """How many must hold a row of a sum."""
-    return score_sums.HOLDERS if session.subject is Subject.SCORES else run.recipe.federation.min_contributors
+    return score_sums.CONTRIBUTORS if session.sum_of is SumOf.SCORES else run.recipe.federation.min_contributors
 
 
 @contextmanager
@@ -330,7 +332,7 @@ def _kept_if_unreadable(run: str) -> Iterator[None]:
     try:
         yield
     except StateError as error:
-        log.warning("secrets of secure sums that are over stay", run=run, why=str(error))
+        log.warning("secrets of secure aggregation that is over stay", run=run, why=str(error))
 
 
 @contextmanager
@@ -338,6 +340,6 @@ def _refusals() -> Iterator[None]:
     """What must not be acted on is refused, counted and audited as what the policy refuses, by its code."""
     try:
         yield
-    except SecureSumError as error:
-        rule = f"secure-sum.{error.code}"
+    except SecureAggregationError as error:
+        rule = f"secure-aggregation.{error.code}"
         raise PolicyRefusedError(rule, f"{error} ({rule})") from error

@@ -30,17 +30,17 @@ class Counted(StrEnum):
 
 @dataclass(frozen=True)
 class _Day:
-    """Tasks begun on a day, UTC.
+    """Tasks started on a day, UTC.
 
     Attributes:
-        begun: number by kind.
+        started: number by kind.
         last: the newest one, which a restarted daemon takes up without counting it again.
         others: numbers of other days, in the order in which the clock left them. If it comes back to one, its number
             goes on.
     """
 
     day: date
-    begun: dict[Counted, int] = field(default_factory=dict)
+    started: dict[Counted, int] = field(default_factory=dict)
     last: str = ""
     others: dict[date, dict[Counted, int]] = field(default_factory=dict)
 
@@ -50,7 +50,7 @@ _DAY = TypeAdapter(_Day)
 
 @dataclass(frozen=True)
 class Exhausted:
-    """All tasks of a kind that a day has were begun.
+    """All tasks of a kind that a day has were started.
 
     Attributes:
         until: when more may begin, UTC.
@@ -87,12 +87,12 @@ class DailyCounts:
         today = self._today()
         if today.last == asked:
             return None
-        count = today.begun.get(kind, 0)
+        count = today.started.get(kind, 0)
         if count >= most:
             now = self._now()
             midnight = datetime.combine(today.day, datetime.min.time(), now.tzinfo)
             return Exhausted(midnight + timedelta(days=1), today.day > now.date())
-        counted = replace(today, begun={**today.begun, kind: count + 1}, last=asked)
+        counted = replace(today, started={**today.started, kind: count + 1}, last=asked)
         files.write(self._path, _DAY.dump_json(counted))
         return None
 
@@ -106,6 +106,6 @@ class DailyCounts:
             raise StateError(f"cannot read {self._path}, which counts today's tasks; remove it") from error
         if now <= day.day <= now + SLACK:
             return day
-        others = {**day.others, day.day: day.begun}
-        begun = others.pop(now, {})
-        return _Day(now, begun, others=dict(list(others.items())[-KEPT:]))
+        others = {**day.others, day.day: day.started}
+        started = others.pop(now, {})
+        return _Day(now, started, others=dict(list(others.items())[-KEPT:]))

@@ -43,7 +43,7 @@ class Decision:
         by: user name on the site's machine; empty: not known.
         run, recipe: the run and its recipe's digest; empty of a pause.
         partners, code: the sites of a list of partners, and its code; of CONFIRM alone.
-        group: the sites of this site's group in secure sums; of FORGET_GROUP alone.
+        group: the sites of this site's group in secure aggregation; of FORGET_GROUP alone.
         reason: of a pause, as the person typed it; it stays at the site.
         until: when a pause ends by itself; empty: it does not.
     """

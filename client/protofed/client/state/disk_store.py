@@ -35,7 +35,7 @@ from protofed.common.codec import digest
 from protofed.common.errors import CodecError, StateError
 from protofed.common.ids import is_id
 from protofed.common.payload import Payload, Update
-from protofed.common.protocol.messages import Receipt, Subject, Task, TaskKind
+from protofed.common.protocol.messages import Receipt, SumOf, Task, TaskKind
 from protofed.common.storage import files
 
 _NAME = re.compile(r"(aside|moving)-([0-9]{6,})-[0-9a-f]{8}")  # the round that was staged in their place, its task
@@ -183,8 +183,10 @@ class DiskStore:
         if not rounds:
             return SiteState()
         folder = self._round(run, max(rounds))
-        memory, personal = (_read_payload(folder / f"{name}.safetensors") for name in ("memory", "personal"))
-        return SiteState(max(rounds), memory, personal, _read_trained(folder).withheld)
+        client_state, personal = (
+            _read_payload(folder / f"{name}.safetensors") for name in ("client_state", "personal")
+        )
+        return SiteState(max(rounds), client_state, personal, _read_trained(folder).withheld)
 
     def newest_counted(self, run: str) -> int:
         """See `Store.newest_counted`."""
@@ -247,7 +249,7 @@ class DiskStore:
         update = outcome.update
         scalars = {"site": update.site, "metrics": dict(update.metrics), "weight": update.weight}
         record = {"task": asdict(task), "update": scalars, **asdict(outcome.trained)}
-        payloads = [("update", update.payload), ("memory", outcome.memory), ("personal", outcome.personal)]
+        payloads = [("update", update.payload), ("client_state", outcome.client_state), ("personal", outcome.personal)]
         try:
             files.write(temporary / "task.json", json.dumps(record).encode())
             for name, payload in payloads:
@@ -259,7 +261,7 @@ class DiskStore:
             # Only now, so that a failed write leaves the former outcome in place.
             later, counted = [n for n in self._rounds(task.run) if n >= task.round], self.counted(task.run)
             self._discard(task.run, [number for number in later if number not in counted])
-            self._aside.put(task, [self._round(task.run, n) for n in counted if n >= task.memory_before])
+            self._aside.put(task, [self._round(task.run, n) for n in counted if n >= task.state_before])
             os.replace(temporary, folder)
             files.sync_folder(folder.parent)
         except OSError as error:
@@ -340,10 +342,8 @@ def _read_staged(folder: Path) -> tuple[Task, Update]:
 
 def _read_task(folder: Path) -> Task:
     record = _read_record(folder, "task")
-    subject = record["subject"]
-    return Task(
-        **{**record, "kind": TaskKind(record["kind"]), "subject": None if subject is None else Subject(subject)}
-    )
+    sum_of = record["sum_of"]
+    return Task(**{**record, "kind": TaskKind(record["kind"]), "sum_of": None if sum_of is None else SumOf(sum_of)})
 
 
 def _read_trained(folder: Path) -> TrainedBy:

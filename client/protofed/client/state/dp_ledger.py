@@ -32,7 +32,7 @@ TORN = b"#torn"  # written behind half a line that a killed process left; no who
 
 @checked(frozen=True)
 class Spend:
-    """A fit that was begun, or may have been.
+    """A fit that was started, or may have been.
 
     Attributes:
         seq: from 1; a line that is missing leaves a gap.

@@ -32,7 +32,7 @@ def load_or_create_secret(folder: Path) -> bytes:
 
     Raises:
         StateError: it cannot be read or written, or is damaged. It is never replaced silently: a fit that is resumed
-            with another secret would not be the one that was begun.
+            with another secret would not be the one that was started.
     """
     path = folder / SECRET_FILE
     if not path.exists():
@@ -80,13 +80,13 @@ class SiteState:
 
     Attributes:
         round: number of that round; 0: no round counted yet.
-        memory: the method's own tensors on the site, such as control variates.
+        client_state: the method's own tensors on the site, such as control variates.
         personal: the site's personal model, parts body and head; None before the first counted round.
         withheld: nothing of that round's fit left the site (`TrainedBy.withheld`), so no score of its model does.
     """
 
     round: int = 0
-    memory: Payload = field(default_factory=dict)
+    client_state: Payload = field(default_factory=dict)
     personal: Payload | None = None
     withheld: bool = False
 
@@ -97,7 +97,7 @@ class TrainedBy:
 
     Attributes:
         recipe: fingerprint of the run's; empty: staged by a version that did not say.
-        withheld: the site's images decide that nothing of it leaves: random numbers take its place in a secure sum.
+        withheld: the site's images decide that nothing of it is sent: random numbers take its place in the aggregation.
     """
 
     recipe: str = ""
@@ -113,7 +113,7 @@ class FitOutcome:
     """
 
     update: Update
-    memory: Payload
+    client_state: Payload
     personal: Payload
     trained: TrainedBy = TrainedBy()
 
@@ -187,7 +187,7 @@ class Store(Protocol):
         """Store a fit's outcome durably; the agent calls this before it uploads the update.
 
         After a roll-back, what was stored of this round and of later ones counts no more, nor what is of rounds whose
-        memory the fit passed over (`Task.memory_before`).
+        memory the fit passed over (`Task.state_before`).
         """
 
     def settle(self, task: Task, receipt: Receipt) -> None:
@@ -269,8 +269,8 @@ class MemoryStore:
         _, outcome = self._staged.pop(task.task_id)
         if receipt.verdict in COUNTED:
             # A round may be abandoned after an update of it has counted: its next attempt begins where it did.
-            former = self.last_counted(task.run, task.memory_before)
-            state = SiteState(task.round, outcome.memory, outcome.personal, outcome.trained.withheld)
+            former = self.last_counted(task.run, task.state_before)
+            state = SiteState(task.round, outcome.client_state, outcome.personal, outcome.trained.withheld)
             self._counted[task.run] = state, former
             self._scored[task.run] = earlier(task.round, self._scored.get(task.run, {}))
 

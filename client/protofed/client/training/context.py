@@ -158,12 +158,12 @@ class FitContext:
 
     Attributes:
         rounds: of the whole run; learning rate schedules and FedProc's loss need it.
-        model: made by `install` from what was received; after `fit` it is the personal model
+        model: made by `load_global` from what was received; after `fit` it is the personal model
             of a method whose `personal` is "trained".
         data: a fit may take a part of it instead, which it trains on.
         classes: C, of the run.
         rng: a CPU generator made by `seeded`; all randomness of a fit comes from it.
-        memory: tensors of any shapes that the site keeps from round to round for this run; they are stored with the
+        client_state: tensors of any shapes that the site keeps from round to round of this run, stored with the
             update, so an update that never counted leaves the memory of the round before.
         fit_progress: progress, written by the training loop for the heartbeat.
         throughput: that of the daemon, over all its fits.
@@ -175,7 +175,7 @@ class FitContext:
             share that a site may expect to train in.
         start: set by a fit that begins with another model than the one received.
         sent_model: set by a fit that leaves another model in `model` than the one that it trained and sends: that one.
-        to_its_end: whether a fit that diverges trains on: in a run with secure sums stopping would tell of images.
+        to_its_end: whether a fit that diverges trains on: under secure aggregation stopping would tell of images.
         dp: what noise is drawn from, where the plan asks for it; None: it does not, or this is no trainer's fit.
     """
 
@@ -187,7 +187,7 @@ class FitContext:
     classes: int
     plan: Plan
     rng: torch.Generator
-    memory: dict[Part, Tensors]
+    client_state: dict[Part, Tensors]
     fit_progress: FitProgress = field(default_factory=FitProgress)
     throughput: Throughput = field(default_factory=Throughput)
     check: Callable[[], None] = lambda: None
@@ -244,18 +244,18 @@ def with_own_buffers(received: Payload, local: FitContext) -> Payload:
 
     Class models, of which a site makes its own mixture, and models of other sites have them in each row [R, ...].
     """
-    own = _remembered(local.memory)
+    own = _remembered(local.client_state)
     return _WithOwn(received, own) if local.plan.buffers == "local" and own else received
 
 
-def memory_with_buffers(local: FitContext, update: Payload, before: Payload) -> Payload:
+def client_state_with_buffers(local: FitContext, update: Payload, before: Payload) -> Payload:
     """The memory to keep after a fit: the method's, and the statistics of its update.
 
     Args:
         before: the memory before the fit, whose statistics stay where the update has none.
     """
     if local.plan.buffers != "local":
-        return local.memory
+        return local.client_state
     sent = {
         f"{OWN_BUFFERS}{part}.{name}": array
         for part in MODEL_PARTS
@@ -263,7 +263,11 @@ def memory_with_buffers(local: FitContext, update: Payload, before: Payload) -> 
         if is_buffer(name)
     }
     own = {OWN_BUFFERS + path: array for path, array in _remembered(before).items()} | sent
-    return {**local.memory, Part.PRIVATE: {**local.memory.get(Part.PRIVATE, {}), **own}} if own else local.memory
+    return (
+        {**local.client_state, Part.PRIVATE: {**local.client_state.get(Part.PRIVATE, {}), **own}}
+        if own
+        else local.client_state
+    )
 
 
 class _WithOwn(Mapping[Part, Tensors]):
@@ -285,9 +289,9 @@ class _WithOwn(Mapping[Part, Tensors]):
         return len(self._received)
 
 
-def _remembered(memory: Payload) -> dict[str, Array]:
+def _remembered(client_state: Payload) -> dict[str, Array]:
     """By part and name, as `body.bn1.running_mean`."""
-    private = memory.get(Part.PRIVATE, {})
+    private = client_state.get(Part.PRIVATE, {})
     return {name.removeprefix(OWN_BUFFERS): array for name, array in private.items() if name.startswith(OWN_BUFFERS)}
 
 

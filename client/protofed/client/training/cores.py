@@ -44,7 +44,7 @@ class Cores:
             CodecError: they are not of the run's model: a server sent them.
         """
         models, sent = site_models(received), received.get(Part.SITE_MODELS, {})
-        row = _own_row(local.memory.get(Part.PRIVATE, {}), models)
+        row = _own_row(local.client_state.get(Part.PRIVATE, {}), models)
         own = len(models) if row is None else row
         others = {}
         for name, parameter in local.model.named_parameters():
@@ -82,7 +82,7 @@ class Cores:
 
     def remembered(self, local: FitContext) -> Tensor:
         """The vector p [N]: p_0 = 1/N, and what was learnt beside it, so that a new site changes p_0 alone."""
-        kept, like = local.memory.get(Part.PRIVATE, {}), next(local.model.parameters())
+        kept, like = local.client_state.get(Part.PRIVATE, {}), next(local.model.parameters())
         learnt = np.zeros(len(self))
         others = kept.get(_OTHERS, learnt)[: len(self)]
         learnt[: len(others)] = others
@@ -98,11 +98,11 @@ class Cores:
         learnt = p.numpy(force=True) - 1 / len(self)
         kept = {_OTHERS: np.where(np.arange(len(self)) == self.own, 0, learnt), _OWN: np.array(learnt[self.own])}
         if self.row is not None:
-            local.memory[Part.PRIVATE] = {**kept, _ROW: np.array(self.row)}
+            local.client_state[Part.PRIVATE] = {**kept, _ROW: np.array(self.row)}
             return
         heads = (_SENT, dump(local.model.head)), (_BEGAN, self.core[Part.HEAD])
         marks = {f"{prefix}{name}": array for prefix, head in heads for name, array in head.items()}
-        local.memory[Part.PRIVATE] = {**kept, **marks}
+        local.client_state[Part.PRIVATE] = {**kept, **marks}
 
 
 def _own_row(marks: Tensors, models: Sequence[Payload]) -> int | None:

@@ -3,7 +3,7 @@
 Noise comes from a stream cipher, not from PyTorch's generators: on the CPU these take 32 bits of a seed, so whoever has
 an update could try all seeds until one takes the noise away.
 
-A site's share of the noise of a secure sum: the distributed Gaussian mechanism, on the ring of the sum.
+A site's share of the noise of a secure aggregation: the distributed Gaussian mechanism, on the ring of the sum.
 
 Each of the sites adds N(0, s^2 / h) to each of its numbers, rounded to a step of the fixed point, and h of them or more
 keep to the rules: the sum, which is all that anybody sees, has N(0, s^2) and more. Adding on the ring wraps and never
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from protofed.common.config.recipe import DpCost, DpPlan, Plan
-from protofed.common.errors import FailureReason, SecureSumError, TaskFailedError
+from protofed.common.errors import FailureReason, SecureAggregationError, TaskFailedError
 from protofed.common.payload import Array, Payload, norm_of
 from protofed.common.secure_aggregation.keys import add_mask
 from protofed.common.secure_aggregation.linear_form import MEAN, WEIGHT, SumLayout
@@ -99,7 +99,7 @@ class DpContext:
 
     Attributes:
         cost: that the method has declared for a round.
-        steps: noisy steps begun.
+        steps: noisy steps started.
         releases: class sums and counts released.
     """
 
@@ -174,7 +174,7 @@ class NoiseShare:
         """A site's terms [N] uint64 of all sums, with the noise: numbers of the ring, `bits` of them a fraction.
 
         Raises:
-            SecureSumError: something is summed that is no mean of models: nothing would hide it.
+            SecureAggregationError: something is summed that is no mean of models: nothing would hide it.
         """
         noisy = words.copy()
         for key, term in layout.named(noisy).items():
@@ -182,7 +182,9 @@ class NoiseShare:
                 steps = np.rint(np.ldexp(self._drawn(key, term.shape), bits)).astype(np.int64)
                 term += steps.view(np.uint64)
             elif key != WEIGHT:
-                raise SecureSumError("other-form", f"{key} is summed, and noise that is shared hides means alone")
+                raise SecureAggregationError(
+                    "other-form", f"{key} is summed, and noise that is shared hides means alone"
+                )
         return noisy
 
     def on_update(self, payload: Payload) -> Payload:

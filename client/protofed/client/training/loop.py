@@ -263,7 +263,7 @@ def stacked(rows: Mapping[str, Array], classes: int, like: Tensor) -> tuple[Tens
 
 def remembered(local: FitContext, part: Part, name: str, first: Tensor) -> Tensor:
     """A tensor [...] of the site's memory, on the CPU; `first`, of the same shape, while the site has none."""
-    tensors = local.memory.get(part, {})
+    tensors = local.client_state.get(part, {})
     return torch.from_numpy(np.array(tensors[name])) if name in tensors else first
 
 

@@ -149,12 +149,12 @@ class ClientAudit:
         """What a person at the site decided: who, when, on which run; it stays at the site."""
         self._add(event, facts)
 
-    def secure_sum(self, event: str, facts: Mapping[str, Fact]) -> None:
-        """What a site does in secure sums: `pinned`, an identity on first use; `masked`, `summed`, before it does so.
+    def secure_aggregation(self, event: str, facts: Mapping[str, Fact]) -> None:
+        """What a site does in secure aggregation: `pinned`, on first use; `masked`, `aggregated`, beforehand.
 
         Args:
             facts: of `pinned`: site, code; of the others run, round, attempt and subject; of `masked` the scores that
-                leave under masks, of `summed` the sites whose sum this site helps to open.
+                leave under masks, of `aggregated` the sites whose sum this site helps to open.
         """
         self._add(event, facts)
 

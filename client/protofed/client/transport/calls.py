@@ -338,16 +338,16 @@ class Calls:
 
     def _send_chunk(self, request: _Request, reply_type: type[A], pace: ChunkPace, turn: Turn) -> A:
         """One attempt at a chunk, from which the pace of later ones follows."""
-        begun_at = time.monotonic()
+        started_at = time.monotonic()
         try:
             reply = self._send(replace(request, timeout=turn.deadline_s), reply_type)
         except grpc.RpcError as error:
             if _code(error) is grpc.StatusCode.DEADLINE_EXCEEDED:
                 pace.late(turn)
             elif _code(error) is grpc.StatusCode.UNAVAILABLE:
-                pace.broke(time.monotonic() - begun_at)
+                pace.broke(time.monotonic() - started_at)
             raise
-        pace.arrived(time.monotonic() - begun_at)
+        pace.arrived(time.monotonic() - started_at)
         return reply
 
     @contextmanager

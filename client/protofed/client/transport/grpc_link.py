@@ -74,7 +74,7 @@ class GrpcLink:
         give_up_after_s: seconds without an answer after which calls raise `UnavailableError`; None: never.
         on_release: called with each update that is about to be uploaded, for the metrics.
         check_run: raises WithdrawnError for a run that the site has left: no model, update or score of it moves.
-        membership: of secure sums; what it says of the site is sent, and what the server offers is given to it.
+        membership: of secure aggregation; what it says of the site is sent, and what the server offers is given to it.
 
     Attributes:
         bytes_moved: of chunks, both directions, since the start.

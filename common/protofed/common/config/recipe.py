@@ -21,7 +21,7 @@ from protofed.common.config.toml_files import explain, read_extended, read_table
 from protofed.common.deprecated import rename_json, rename_keys
 from protofed.common.errors import ConfigError
 from protofed.common.ids import Id
-from protofed.common.protocol.messages import LONGEST_S, MAX_BYTES, MAX_SUMMED, MIN_SUMMED, Role
+from protofed.common.protocol.messages import LONGEST_S, MAX_BYTES, MAX_SECURE_SITES, MIN_SECURE_SITES, Role
 from protofed.common.protocol.scores import ScoreNames
 from protofed.common.secure_aggregation.linear_form import POINT, FixedPoint
 
@@ -51,8 +51,8 @@ class DpPlan(StrictModel):
     )
     max_feature_norm: Annotated[float, Field(gt=0, le=1e6)] = 1.0  # of a feature in class sums; unit features have 1
     min_noisy_count: Annotated[float, Field(ge=0, le=1e6)] = 10.0  # of a class, or it counts as absent
-    shared_by: Annotated[int, Field(ge=2, le=MAX_SUMMED)] | None = (
-        None  # h: a fit is one step, and each site of a secure sum adds noise of sigma / sqrt(h); None: all of it
+    shared_by: Annotated[int, Field(ge=2, le=MAX_SECURE_SITES)] | None = (
+        None  # h: a fit is one step, and each site of an aggregation adds noise of sigma / sqrt(h); None: all of it
     )
 
     def steps(self, epochs: int) -> int:
@@ -193,7 +193,7 @@ class Federation(StrictModel):
     max_update_norm: Annotated[float, Field(gt=0)] = 1e9  # of an update less the model that it starts from
     max_model_mb: Annotated[float, Field(gt=0, le=MAX_BYTES / 1e6)] = 512.0  # of the first model, in 10^6 bytes
     max_relative_norm: Annotated[float, Field(gt=0)] = 50.0  # the same, as a multiple of that model's own norm
-    outlier_factor: Annotated[float, Field(ge=2)] | None = 20.0  # times the cohort's median norm: set aside
+    outlier_factor: Annotated[float, Field(ge=2)] | None = 20.0  # times the cohort's median norm: rejected
     robust: Robust = "none"  # how bad updates are bounded before the method aggregates; none: each counts as it is
     max_bad_sites: Annotated[int, Field(ge=1, le=MAX_SITES)] = 1  # that "trimmed" and "krum" withstand in a round
     max_weight_ratio: Annotated[float, Field(ge=1)] = 4.0  # a site's example count over the cohort's median: capped
@@ -208,7 +208,9 @@ class Federation(StrictModel):
     )
     secure: bool = False  # the server gets one sum in place of the updates
     sum_step_s: Seconds = 60.0  # that a step of a sum waits for sites; each but the training takes a site moments
-    sum_group: Annotated[int, Field(ge=1, le=MAX_SUMMED)] = 3  # least sites of a group, summed together or not; 1: any
+    sum_group: Annotated[int, Field(ge=1, le=MAX_SECURE_SITES)] = (
+        3  # least sites of a group, summed together or not; 1: any
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -226,21 +228,21 @@ class Federation(StrictModel):
 
 
 def _no_sum(rules: Federation) -> str:
-    """Why rounds by these rules cannot be secure sums; empty: they can."""
+    """Why rounds by these rules cannot have secure aggregation; empty: they can."""
     counted = {"quorum": rules.quorum, "required_sites": len(set(rules.required_sites))}
-    if rules.min_sites < MIN_SUMMED:
+    if rules.min_sites < MIN_SECURE_SITES:
         return (
-            f"min_sites = {rules.min_sites}: expected {MIN_SUMMED} or more, for of two sites each has the other's "
+            f"min_sites = {rules.min_sites}: expected {MIN_SECURE_SITES} or more: of two sites each has the other's "
             "update by subtracting its own"
         )
-    if isinstance(rules.quorum, int) and rules.quorum < MIN_SUMMED:
-        return f"quorum = {rules.quorum}: expected {MIN_SUMMED} updates or more, or a share"
+    if isinstance(rules.quorum, int) and rules.quorum < MIN_SECURE_SITES:
+        return f"quorum = {rules.quorum}: expected {MIN_SECURE_SITES} updates or more, or a share"
     for key, value in counted.items():
-        if isinstance(value, int) and value > MAX_SUMMED:
-            return f"{key} asks for {value} sites in a round: a secure sum takes {MAX_SUMMED} at most"
-    if rules.sum_group != 1 and not MIN_SUMMED <= rules.sum_group <= rules.min_sites:
+        if isinstance(value, int) and value > MAX_SECURE_SITES:
+            return f"{key} asks for {value} sites in a round: a secure aggregation takes {MAX_SECURE_SITES} at most"
+    if rules.sum_group != 1 and not MIN_SECURE_SITES <= rules.sum_group <= rules.min_sites:
         return (
-            f"sum_group = {rules.sum_group}: expected {MIN_SUMMED} to min_sites = {rules.min_sites}, for a round "
+            f"sum_group = {rules.sum_group}: expected {MIN_SECURE_SITES} to min_sites = {rules.min_sites}, for a round "
             "opens with so many sites, and fewer than a group are not summed; or 1, and the difference of two rounds' "
             "sums may tell of one site"
         )
@@ -312,7 +314,7 @@ class Recipe(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _secure_sums(self) -> Recipe:
+    def _secure_aggregation(self) -> Recipe:
         rules, defaults = self.federation, Federation.model_fields
         if rules.secure and (problem := _no_sum(rules)):
             raise ValueError(f"federation.secure = true: {problem}")

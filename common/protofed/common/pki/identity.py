@@ -6,7 +6,7 @@
 A renewal's key waits as `key.next.pem` and is used as soon as cert.pem is its certificate, so every step of an
 installation leaves a usable folder.
 
-An `Endorsement` ties a site's identity for secure sums to its certificate, whose key signs the site and the identity.
+An `Endorsement` ties a site's identity for secure aggregation to its certificate, whose key signs site and identity.
 That identity outlives certificates, which are renewed; who has pinned it needs the endorsement no more.
 
 An HTTPS endpoint has its certificate from such a folder, too, and loads it again when it is renewed.
@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from protofed.common.clock import stamp
-from protofed.common.errors import ConfigError, SecureSumError
+from protofed.common.errors import ConfigError, SecureAggregationError
 from protofed.common.payload import SiteId
 from protofed.common.pki.certificate import (
     UNREADABLE,
@@ -320,7 +320,7 @@ def _advice(folder: Path) -> str:
     return f"ask for a new one by `protofed certs renew --identity {folder}`"
 
 
-_PURPOSE = b"protofed secure sum identity"
+_PURPOSE = b"protofed secure aggregation identity"
 
 
 @dataclass(frozen=True)
@@ -343,7 +343,7 @@ def endorsed(identity: Identity, key: bytes) -> Endorsement:
     private = load_pem_private_key(identity.key_pem, None)
     if not isinstance(private, ec.EllipticCurvePrivateKey):
         raise ConfigError(
-            f"the key of the {identity.certificate} cannot endorse this site's identity for secure sums: expected one "
+            f"the key of the {identity.certificate} cannot endorse the identity for secure aggregation: expected one "
             "of an elliptic curve, as `protofed certs request` makes it"
         )
     signature = private.sign(_statement(identity.certificate.name, key), ec.ECDSA(SHA256()))
@@ -358,7 +358,7 @@ def check_endorsement(endorsement: Endorsement, site: SiteId, key: bytes, author
         authorities: the CAs that this site trusts, PEM.
 
     Raises:
-        SecureSumError: the certificate is not that site's, not valid now or of another CA; or its key did not sign.
+        SecureAggregationError: the certificate is not the site's, not valid or of another CA; or did not sign.
     """
     try:
         certificate = read_certificate(endorsement.certificate, f"the certificate in the name of {site}")
@@ -383,8 +383,10 @@ def _statement(site: SiteId, key: bytes) -> bytes:
     return b"\0".join((_PURPOSE, site.encode(), key))  # no site's id has a zero byte, and keys have one length
 
 
-def _unendorsed(site: SiteId, why: str) -> SecureSumError:
-    return SecureSumError("unendorsed", f"the identity in the name of {site} is not endorsed by that site: {why}")
+def _unendorsed(site: SiteId, why: str) -> SecureAggregationError:
+    return SecureAggregationError(
+        "unendorsed", f"the identity in the name of {site} is not endorsed by that site: {why}"
+    )
 
 
 class Https:

@@ -20,7 +20,7 @@ from protofed.common.protocol.messages import CHUNK_BYTES
 from protofed.common.storage import files
 
 MARKS = ".held"  # suffix of the file that marks which chunks are received
-_GONE = "nothing was begun, or it is gone; begin it again"
+_GONE = "nothing was started, or it is gone; begin it again"
 
 
 class PartialBlob:
@@ -38,7 +38,7 @@ class PartialBlob:
         self._path, self._marks = path, path.with_name(f"{path.name}{MARKS}")
         self._lock = threading.Lock()
         self._total = path.stat().st_size if path.exists() else None
-        self._begun = 0  # how many files there were: `check` reads one without the lock
+        self._started = 0  # how many files there were: `check` reads one without the lock
         self._checked = False  # the file is whole, durable, and what was announced
 
     @property
@@ -72,7 +72,7 @@ class PartialBlob:
         Raises:
             CodecError: index or size are not of this blob, or the checksum is wrong.
             ConflictError: the chunk was sent before with other bytes.
-            IncompleteUploadError: the blob was not begun, or its file is gone.
+            IncompleteUploadError: the blob was not started, or its file is gone.
         """
         check_checksum(index, data, checksum)
         with self._lock, self._on_disk():
@@ -94,7 +94,7 @@ class PartialBlob:
             address: the digest that was announced.
 
         Raises:
-            IncompleteUploadError: chunks are missing, the blob was not begun, or its file is gone.
+            IncompleteUploadError: chunks are missing, the blob was not started, or its file is gone.
             CodecError: the data have another digest; they are dropped.
         """
         with self._lock, self._on_disk():
@@ -118,14 +118,14 @@ class PartialBlob:
         with self._on_disk():
             with self._lock:
                 self._check_complete()
-                begun = self._begun
+                started = self._started
             # Without the lock: `link` must not wait while gigabytes are read, and of what is complete no chunk changes.
             data = self._read(self._path)
             is_sound = digest(data) == address
             if is_sound:
                 self._sync()
             with self._lock:
-                if self._begun != begun:
+                if self._started != started:
                     raise IncompleteUploadError(_GONE)
                 if not is_sound:
                     raise self._not_announced()
@@ -139,7 +139,7 @@ class PartialBlob:
         the file system has no hard links are they moved.
 
         Raises:
-            IncompleteUploadError: they were not checked since they were begun, or are gone.
+            IncompleteUploadError: they were not checked since they were started, or are gone.
         """
         with self._lock, self._on_disk():
             if not self._checked:
@@ -213,7 +213,7 @@ class PartialBlob:
     def _remove(self) -> None:
         """The marks first: marks without data would be taken for another blob's chunks."""
         self._total, self._checked = None, False
-        self._begun += 1
+        self._started += 1
         self._marks.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
 

@@ -1,7 +1,7 @@
 """A consortium: the numbered list of partners that hospitals confirm by one code, and are summed with alone.
 
 Whoever runs server and CA can register sites of its own, and subtract what these sent from a sum. No certificate stops
-that, so people do: each hospital confirms the list in which the partners' identities for secure sums stand.
+that, so people do: each hospital confirms the list in which the partners' identities for secure aggregation stands.
 
 The coordinator chooses the list freely, and could show two hospitals two lists with one code: of a plain hash of 80
 bits such a pair is found in 2**40 trials, which is an afternoon. So `scrypt` makes a code take a third of a second and
@@ -23,7 +23,7 @@ from protofed.common.errors import ConfigError, short
 from protofed.common.ids import check_id
 from protofed.common.payload import SiteId
 from protofed.common.pki import certificate
-from protofed.common.protocol.messages import MIN_SUMMED
+from protofed.common.protocol.messages import MIN_SECURE_SITES
 
 MAX_PARTNERS, MAX_NAME = 1000, 100
 MAX_BYTES = 1 << 19  # of a document; it travels in the answer to Enroll
@@ -37,7 +37,7 @@ class Partner:
 
     Attributes:
         institution: as the site's settings say it.
-        identity: public half of its Ed25519 key for secure sums, in hexadecimal digits.
+        identity: public half of its Ed25519 key for secure aggregation, in hexadecimal digits.
     """
 
     site: SiteId
@@ -55,7 +55,7 @@ class Member:
     """What a daemon says of itself when it enrolls.
 
     Attributes:
-        identity: as of `Partner`; empty: it takes part in no secure sum.
+        identity: as of `Partner`; empty: it takes part in no secure aggregation.
         consortium, number: digest and number of the list that a person at the site has confirmed; empty: none.
     """
 
@@ -143,8 +143,8 @@ def checked(found: Consortium) -> Consortium:
         ConfigError: too few or too many partners, out of order, two of one site or key, or a name that cannot be shown.
     """
     sites, keys = [one.site for one in found.partners], [one.identity for one in found.partners]
-    if not MIN_SUMMED <= len(sites) <= MAX_PARTNERS:
-        raise ConfigError(f"a consortium has {MIN_SUMMED} to {MAX_PARTNERS} partners; this list has {len(sites)}")
+    if not MIN_SECURE_SITES <= len(sites) <= MAX_PARTNERS:
+        raise ConfigError(f"a consortium has {MIN_SECURE_SITES} to {MAX_PARTNERS} partners; this list has {len(sites)}")
     if found.number < 1 or sites != sorted(set(sites)):
         raise ConfigError("a consortium's list is numbered from 1, sorted by site, and names each site once")
     if len(set(keys)) < len(keys):
@@ -192,7 +192,7 @@ def changes(before: Consortium | None, after: Consortium) -> list[str]:
     said += [f"{old[site]} is no longer a partner." for site in sorted(old.keys() - new.keys())]
     for site in sorted(new.keys() & old.keys()):
         if new[site].identity != old[site].identity:
-            said.append(f"{new[site]} has another identity for secure sums: ask that hospital why.")
+            said.append(f"{new[site]} has another identity for secure aggregation: ask that hospital why.")
         if new[site].institution != old[site].institution:
             said.append(f"{site} is called {new[site].institution}; the list before said {old[site].institution}.")
     if before.coordinator != after.coordinator:

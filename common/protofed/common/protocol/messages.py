@@ -18,8 +18,8 @@ PROTOCOL_VERSION = 2
 CHUNK_BYTES = 2 << 20
 MAX_BYTES = 4 << 30  # the largest model that sites accept
 MAX_RECIPE_BYTES = 1 << 20
-# Sites of one secure sum: of two each knows the other's; each shares with each other one.
-MIN_SUMMED, MAX_SUMMED = 3, 50
+# Sites of one secure aggregation: of two each knows the other's; each shares with each other one.
+MIN_SECURE_SITES, MAX_SECURE_SITES = 3, 50
 LONGEST_S = 1e9  # seconds; bounds every duration that is read: thirty years
 
 
@@ -39,11 +39,11 @@ class PauseReason(StrEnum):
     PAUSED = "paused by the site"
     WITHDRAWN = "takes no part in the run"  # the site denied it, or left it
     BUDGET = "privacy budget spent"  # one more round would cost more than the site's policy allows
-    PARTNERS = "has not confirmed the list of partners"  # that the server offers, and secure sums are of
+    PARTNERS = "has not confirmed the list of partners"  # that the server offers, and secure aggregation is of
     POLICY = "its policy cannot be read"  # an edit of the file was wrong: a person at the site mends it
 
 
-class Subject(StrEnum):
+class SumOf(StrEnum):
     """What is securely aggregated."""
 
     UPDATE = "update"
@@ -57,12 +57,12 @@ class TaskKind(StrEnum):
     FIT = "fit"
     REFINE = "refine"  # an evaluator makes of a round's aggregate the state that is published: the server has no torch
     SCORE = "score"
-    # Of a secure sum, in this order; FIT, or SCORE_SUM, begins it.
+    # Of a secure aggregation, in this order; FIT, or SCORE_SUM, begins it.
     SCORE_SUM = "score-sum"
     SHARE = "share"
-    HOLDERS = "holders"
-    AGREE_HOLDERS = "agree-holders"
-    REVEAL_HOLDERS = "reveal-holders"
+    CONTRIBUTORS = "contributors"
+    AGREE_CONTRIBUTORS = "agree-contributors"
+    REVEAL_CONTRIBUTORS = "reveal-contributors"
     MASK = "mask"
     AGREE = "agree"
     REVEAL = "reveal"
@@ -70,16 +70,18 @@ class TaskKind(StrEnum):
 
 TRAININGS = frozenset({TaskKind.FIT, TaskKind.REFINE})
 SCORINGS = frozenset({TaskKind.SCORE, TaskKind.SCORE_SUM})  # what a site takes scores for
-SUM_STEPS = (  # of a secure sum that has begun, in their order
+SUM_STEPS = (  # of a secure aggregation that has started, in their order
     TaskKind.SHARE,
-    TaskKind.HOLDERS,
-    TaskKind.AGREE_HOLDERS,
-    TaskKind.REVEAL_HOLDERS,
+    TaskKind.CONTRIBUTORS,
+    TaskKind.AGREE_CONTRIBUTORS,
+    TaskKind.REVEAL_CONTRIBUTORS,
     TaskKind.MASK,
     TaskKind.AGREE,
     TaskKind.REVEAL,
 )
-HOLDERS_STEPS = frozenset({TaskKind.HOLDERS, TaskKind.AGREE_HOLDERS, TaskKind.REVEAL_HOLDERS})  # who has what
+CONTRIBUTORS_STEPS = frozenset(
+    {TaskKind.CONTRIBUTORS, TaskKind.AGREE_CONTRIBUTORS, TaskKind.REVEAL_CONTRIBUTORS}
+)  # who has what
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,8 @@ class Task:
         base_bytes: size of that blob.
         remaining_s: seconds until the round's deadline, by the server's monotonic clock.
         attempt: of the round, from 1.
-        subject: what is summed; None: the task is not of a secure sum.
-        memory_round: of FIT, the newest round in which an update of this site stands: it was accepted for an attempt
+        sum_of: what is summed; None: the task is not of a secure aggregation.
+        state_round: of FIT, the newest round in which an update of this site stands: it was accepted for an attempt
             that published a state and was not rolled back; 0: none. None: of other tasks.
     """
 
@@ -105,13 +107,13 @@ class Task:
     base_bytes: int
     remaining_s: float
     attempt: int = 0
-    subject: Subject | None = None
-    memory_round: int | None = None
+    sum_of: SumOf | None = None
+    state_round: int | None = None
 
     @property
-    def memory_before(self) -> int:
+    def state_before(self) -> int:
         """The fit starts from what the site keeps of its newest counted round below this one."""
-        return self.round if self.memory_round is None else min(self.round, self.memory_round + 1)
+        return self.round if self.state_round is None else min(self.round, self.state_round + 1)
 
 
 @dataclass(frozen=True)
@@ -158,9 +160,9 @@ class Verdict(StrEnum):
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"  # the same digest again: the stored receipt
-    STALE = "stale"  # the round is closed; no error of the site's
+    LATE = "late"  # the round is closed; no error of the site's
     NOT_NEEDED = "not-needed"  # the round already had all the updates that it needed
-    INVALID = "invalid"
+    REFUSED = "refused"
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,7 @@ class Progress:
     """How far a site is with its task; `failure` is set when it cannot continue.
 
     Nothing in it depends on the number of the site's examples: batches or shares of an epoch would disclose it.
-    `making_progress` says only whether training or scoring has begun a batch lately.
+    `making_progress` says only whether training or scoring has started a batch lately.
 
     Attributes:
         epoch: of the current call of `train`, counted from 1; 0 before the first.

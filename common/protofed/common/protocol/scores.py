@@ -176,7 +176,7 @@ class Spread:
 
     Of a score of the global model that three evaluators or more report, `mean` is the median: they score the same model
     on the same test set, and no one of them must own the figure. `worst` is the smallest value, or the largest where
-    lower is better. `std` and `worst` are None of what comes from a secure sum: it says the mean, and of no site alone.
+    lower is better. `std` and `worst` are None of a secure aggregation, which says the mean alone.
     """
 
     mean: float
@@ -214,9 +214,9 @@ def spreads(
 
 
 def recorded_spreads(entry: Mapping[str, Any]) -> dict[str, Spread]:
-    """The scores of a round in a run's record: `sites` has them by site, `sums` what secure sums say."""
-    summed = entry.get("sums", {}).items()
-    return spreads(entry["sites"], {name: Spread(of["mean"], None, None, of["sites"]) for name, of in summed})
+    """The scores of a round in a run's record: `sites` has them by site, `sums` what secure aggregation says."""
+    aggregated = entry.get("sums", {}).items()
+    return spreads(entry["sites"], {name: Spread(of["mean"], None, None, of["sites"]) for name, of in aggregated})
 
 
 def _is_shared(name: str) -> bool:

@@ -28,7 +28,7 @@ from protofed.common.protocol.messages import (
     Receipt,
     Role,
     Signal,
-    Subject,
+    SumOf,
     Task,
     TaskKind,
     Verdict,
@@ -68,7 +68,7 @@ verdict = _Enum(Verdict, pb.Verdict, "VERDICT")
 activity = _Enum(Activity, pb.Activity, "ACTIVITY")
 failure = _Enum(FailureReason, pb.FailureReason, "FAILURE_REASON")
 signal = _Enum(Signal, pb.Signal, "SIGNAL")
-_subject = _Enum(Subject, pb.SumSubject, "SUM_SUBJECT")
+_sum_of = _Enum(SumOf, pb.SumOf, "SUM_OF")
 _pause_reason = _Enum(PauseReason, pb.PauseReason, "PAUSE_REASON", without=(PauseReason.NONE,))
 
 
@@ -104,8 +104,8 @@ def pack_task(task: Task) -> pb.Task:
         base_bytes=task.base_bytes,
         remaining_s=task.remaining_s,
         attempt=task.attempt,
-        subject=_subject.pack(task.subject) if task.subject else pb.SUM_SUBJECT_UNSPECIFIED,
-        memory_round=task.memory_round,
+        sum_of=_sum_of.pack(task.sum_of) if task.sum_of else pb.SUM_OF_UNSPECIFIED,
+        state_round=task.state_round,
     )
 
 
@@ -120,8 +120,8 @@ def unpack_task(message: pb.Task) -> Task:
         base_bytes=message.base_bytes,
         remaining_s=_seconds(message.remaining_s),
         attempt=message.attempt,
-        subject=_subject.unpack(message.subject) if message.subject else None,
-        memory_round=message.memory_round if message.HasField("memory_round") else None,
+        sum_of=_sum_of.unpack(message.sum_of) if message.sum_of else None,
+        state_round=message.state_round if message.HasField("state_round") else None,
     )
 
 
@@ -166,7 +166,7 @@ def pack_member(member: Member) -> dict[str, Any]:
 
 
 def unpack_member(message: pb.EnrollRequest) -> Member:
-    """What a daemon says of itself for secure sums, checked.
+    """What a daemon says of itself for secure aggregation, checked.
 
     Raises:
         ProtocolError: a name that cannot be shown, or a key or a digest that is none.

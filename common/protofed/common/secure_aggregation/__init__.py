@@ -7,25 +7,29 @@ Each step is a task. A masked vector travels beside its message. The site's func
 `secure_aggregation.session`. The server's are of its `rounds.secure_aggregation.steps`: what makes the message that a
 site is sent, and what examines the site's answer.
 
-    step            site is sent      site's function   site sends            server's functions
-    --------------  ----------------  ----------------  --------------------  --------------------------------------
-    fit, score-sum  the model         begun, advertise  KeyAdvert             SumCheck._check_advert
-    share           RosterMessage     share             SharesMessage         SumRecord.roster, SumCheck._check_sites
-    holders         SharesMessage     send_flags        SignatureMessage and  SumRecord._deliveries,
-                                                        masked flags          masking.check_vector
-    agree-holders   SurvivorsMessage  agree             SignatureMessage      SumRecord.survivors,
-                                                                              masking.check_signed
-    reveal-holders  SurvivorsMessage  reveal            Revealed              SumRecord.bases, SumCheck._check_sites
-    mask            HoldersMessage    open_flags,       SignatureMessage and  SumRecord._holders, manifest_problem
-                    (SharesMessage    send_values       masked values
-                    without rows)
-    agree           SurvivorsMessage  agree             SignatureMessage      SumRecord.survivors,
-                                                                              masking.check_signed
-    reveal          SurvivorsMessage  reveal            Revealed              SumRecord.bases, SumCheck._check_sites
-    (aggregation)                                                             SumRecord.total, totals.next_state
+    step                 site is sent         site's function     site sends        server's functions
+    -------------------  -------------------  ------------------  ----------------  ------------------------
+    fit, score-sum       the model            started, advertise  KeyAdvert         SumCheck._check_advert
+    share                RosterMessage        share               SharesMessage     SumRecord.roster,
+                                                                                    SumCheck._check_sites
+    contributors         SharesMessage        send_flags          SignatureMessage  SumRecord._deliveries,
+                                                                  and masked flags  masking.check_vector
+    agree-contributors   SurvivorsMessage     agree               SignatureMessage  SumRecord.survivors,
+                                                                                    masking.check_signed
+    reveal-contributors  SurvivorsMessage     reveal              Revealed          SumRecord.bases,
+                                                                                    SumCheck._check_sites
+    mask                 ContributorsMessage  open_flags,         SignatureMessage  SumRecord._contributors,
+                         (SharesMessage       send_values         and masked        manifest_problem
+                         without rows)                            values
+    agree                SurvivorsMessage     agree               SignatureMessage  SumRecord.survivors,
+                                                                                    masking.check_signed
+    reveal               SurvivorsMessage     reveal              Revealed          SumRecord.bases,
+                                                                                    SumCheck._check_sites
+    (aggregation)                                                                   SumRecord.total,
+                                                                                    totals.next_state
 
-Only a sum with rows (of classes, or of scores) has the steps `holders` to `reveal-holders`: they count who holds each
-row before any row leaves.
+Only a sum with rows (of classes, or of scores) has the steps `contributors` to `reveal-contributors`: they count who
+has each row before any row is sent.
 
     keys         each site signs public keys: one for shares, and for each vector one for masks
     masking      it splits the seeds of its masks into shares, one sealed for each site. It sends its vector plus a mask

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import TypeAlias
 
-from protofed.common.errors import SecureSumError
+from protofed.common.errors import SecureAggregationError
 from protofed.common.payload import SiteId
 
 Group: TypeAlias = tuple[SiteId, ...]  # sorted
@@ -63,23 +63,25 @@ def check_parts(groups: Groups, sites: Collection[SiteId]) -> None:
     """Check that each of these sites is in one group, and nobody else is in any.
 
     Raises:
-        SecureSumError: they are not so grouped, or the groups are out of order.
+        SecureAggregationError: they are not so grouped, or the groups are out of order.
     """
     named = [site for group in groups for site in group]
     if groups != in_order(groups) or () in groups or sorted(named) != sorted(sites):
-        raise SecureSumError("other-group", "the groups are no sorted partition of the roster's sites")
+        raise SecureAggregationError("other-group", "the groups are no sorted partition of the roster's sites")
 
 
 def check_whole(groups: Groups, sites: Collection[SiteId], what: str) -> None:
     """Check that a set of sites is made of whole groups.
 
     Raises:
-        SecureSumError: it splits one, whose sums would differ by the sites that are left out.
+        SecureAggregationError: it splits one, whose sums would differ by the sites that are left out.
     """
     for group in groups:
         if (there := set(group).intersection(sites)) and len(there) < len(group):
             left = ", ".join(sorted(set(group) - there))
-            raise SecureSumError("broken-group", f"the {what} are without {left} of the group {', '.join(group)}")
+            raise SecureAggregationError(
+                "broken-group", f"the {what} are without {left} of the group {', '.join(group)}"
+            )
 
 
 def check_own(groups: Groups, site: SiteId, pinned: Group | None, fewest: int) -> None:
@@ -90,15 +92,15 @@ def check_own(groups: Groups, site: SiteId, pinned: Group | None, fewest: int) -
         fewest: sites that recipe and policy ask for.
 
     Raises:
-        SecureSumError: it is another one, or too small.
+        SecureAggregationError: it is another one, or too small.
     """
     own = group_of(groups, site)
     if pinned is not None and own != pinned:
-        raise SecureSumError(
+        raise SecureAggregationError(
             "other-group",
             f"the server puts this site into the group {', '.join(own)}, and had it in {', '.join(pinned)} before: the "
             f"difference of sums over both would tell of fewer sites. {_FORGET}",
         )
     if len(own) < fewest:
         small = f"this site's group is of {len(own)}; expected {fewest} sites or more"
-        raise SecureSumError("small-group", small if pinned is None else f"{small}. {_FORGET}")
+        raise SecureAggregationError("small-group", small if pinned is None else f"{small}. {_FORGET}")

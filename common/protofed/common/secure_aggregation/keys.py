@@ -24,18 +24,18 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from protofed.common.codec import Digest, digest
-from protofed.common.errors import SecureSumError
+from protofed.common.errors import SecureAggregationError
 from protofed.common.payload import Array, SiteId
-from protofed.common.protocol.messages import MAX_SUMMED, MIN_SUMMED, Subject
+from protofed.common.protocol.messages import MAX_SECURE_SITES, MIN_SECURE_SITES, SumOf
 from protofed.common.secure_aggregation.groups import Groups, check_parts, check_whole
 
-_PROTOCOL = b"protofed secure sum 1"
+_PROTOCOL = b"protofed secure aggregation 1"
 
 
 class Vector(StrEnum):
     """The vectors of a sum, in their order; each has masks of its own, so that opening one opens no other."""
 
-    HOLDERS = "holders"  # how many sites hold each row, before any row leaves
+    CONTRIBUTORS = "contributors"  # how many sites hold each row, before any row leaves
     VALUES = "values"
 
 
@@ -46,13 +46,13 @@ class SumContext:
     Attributes:
         recipe: digest of the run's recipe, as the site read it.
         base: digest of the model that the sites were sent.
-        vectors: those that are summed, HOLDERS first.
+        vectors: those that are summed, CONTRIBUTORS first.
     """
 
     run: str
     round: int
     attempt: int
-    subject: Subject
+    sum_of: SumOf
     recipe: Digest
     base: Digest
     vectors: tuple[Vector, ...] = (Vector.VALUES,)
@@ -60,7 +60,7 @@ class SumContext:
 
     def __post_init__(self) -> None:
         names = ",".join(self.vectors)
-        facts = (self.run, str(self.round), str(self.attempt), self.subject, self.recipe, self.base, names)
+        facts = (self.run, str(self.round), str(self.attempt), self.sum_of, self.recipe, self.base, names)
         object.__setattr__(self, "_bound", framed([_PROTOCOL, *(fact.encode() for fact in facts)]))
 
     def bind(self, purpose: str, *facts: str | bytes) -> bytes:
@@ -134,11 +134,11 @@ def combined(
         None for a seed that no choice of shares gave.
 
     Raises:
-        SecureSumError: there are fewer shares than the threshold.
+        SecureAggregationError: there are fewer shares than the threshold.
     """
     usable = {place: given for place, given in shares.items() if all(len(share) == SEED_BYTES for share in given)}
     if len(usable) < threshold:
-        raise SecureSumError("too-few-shares", f"{len(usable)} shares are there, and {threshold} are needed")
+        raise SecureAggregationError("too-few-shares", f"{len(usable)} shares are there, and {threshold} are needed")
     seeds: list[bytes | None] = [None] * len(are_seeds)
 
     def gives(some: tuple[int, ...], number: int) -> bool:
@@ -229,12 +229,12 @@ def agreed(own: X25519PrivateKey, other: bytes) -> bytes:
     """The secret of two sites.
 
     Raises:
-        SecureSumError: the other key is one that gives no secret.
+        SecureAggregationError: the other key is one that gives no secret.
     """
     try:
         return own.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError as error:
-        raise SecureSumError("bad-keys", "a site's public key gives no shared secret") from error
+        raise SecureAggregationError("bad-keys", "a site's public key gives no shared secret") from error
 
 
 @dataclass(frozen=True)
@@ -284,11 +284,11 @@ def check_keys(advert: KeyAdvert) -> None:
     """Check that all keys of an advert differ, and that each gives a secret.
 
     Raises:
-        SecureSumError: they do not.
+        SecureAggregationError: they do not.
     """
     keys, trial = (advert.share_key, *advert.mask_keys), X25519PrivateKey.generate()
     if len({advert.identity, *keys}) != 1 + len(keys):
-        raise SecureSumError("bad-keys", f"two keys of {advert.site} are equal")
+        raise SecureAggregationError("bad-keys", f"two keys of {advert.site} are equal")
     for key in keys:
         agreed(trial, key)
 
@@ -301,7 +301,7 @@ class Roster:
         groups: of its sites; a set of them that is summed is made of whole ones.
 
     Raises:
-        SecureSumError: too few or too many sites, two adverts of a site, two equal keys, or a site not in one group.
+        SecureAggregationError: too few or too many sites, two adverts of a site, equal keys, or a site in no group.
     """
 
     context: SumContext
@@ -311,14 +311,15 @@ class Roster:
     def __post_init__(self) -> None:
         sites = [advert.site for advert in self.adverts]
         if sites != sorted(set(sites)):
-            raise SecureSumError("bad-keys", "the roster names a site twice, or its sites are out of order")
-        if not MIN_SUMMED <= len(sites) <= MAX_SUMMED:
-            raise SecureSumError(
-                "too-few-sites", f"a secure sum takes {MIN_SUMMED} to {MAX_SUMMED} sites; this has {len(sites)}"
+            raise SecureAggregationError("bad-keys", "the roster names a site twice, or its sites are out of order")
+        if not MIN_SECURE_SITES <= len(sites) <= MAX_SECURE_SITES:
+            raise SecureAggregationError(
+                "too-few-sites",
+                f"a secure aggregation takes {MIN_SECURE_SITES} to {MAX_SECURE_SITES} sites; this has {len(sites)}",
             )
         keys = [key for advert in self.adverts for key in (advert.identity, advert.share_key, *advert.mask_keys)]
         if len(set(keys)) != len(keys):
-            raise SecureSumError("bad-keys", "two keys of the roster are equal")
+            raise SecureAggregationError("bad-keys", "two keys of the roster are equal")
         check_parts(self.groups, sites)
 
     @cached_property
@@ -350,12 +351,14 @@ class Roster:
         """Check that each advert is signed by the identity that it names, for this very sum.
 
         Raises:
-            SecureSumError: one is not.
+            SecureAggregationError: one is not.
         """
         for advert in self.adverts:
             vectors = len(self.context.vectors)
             if (len(advert.mask_keys), len(advert.commitments)) != (vectors, vectors):
-                raise SecureSumError("bad-keys", f"the keys of {advert.site} are not those of {vectors} vectors")
+                raise SecureAggregationError(
+                    "bad-keys", f"the keys of {advert.site} are not those of {vectors} vectors"
+                )
             check_signature(advert.identity, advert.signature, self.context.bind("keys", advert.facts), advert.site)
 
 
@@ -363,12 +366,12 @@ def check_signature(identity: bytes, signature: bytes, signed: bytes, site: Site
     """Check a site's signature.
 
     Raises:
-        SecureSumError: it is not this identity's over these bytes.
+        SecureAggregationError: it is not this identity's over these bytes.
     """
     try:
         Ed25519PublicKey.from_public_bytes(identity).verify(signature, signed)
     except (InvalidSignature, ValueError) as error:
-        raise SecureSumError(
+        raise SecureAggregationError(
             "bad-signature",
             f"a message in the name of {site} is not signed by it for this sum: it was sent another model or recipe "
             "than this site, or another wrote it",
@@ -379,12 +382,12 @@ def check_members(roster: Roster, sites: Sequence[SiteId], what: str) -> None:
     """Check that a set of sites is sorted, within the roster, large enough and made of whole groups.
 
     Raises:
-        SecureSumError: it is not.
+        SecureAggregationError: it is not.
     """
     if list(sites) != sorted(set(sites)) or not set(sites) <= roster.by_site.keys():
-        raise SecureSumError("other-survivors", f"the {what} are no sorted set of the roster's sites")
+        raise SecureAggregationError("other-survivors", f"the {what} are no sorted set of the roster's sites")
     if len(sites) < roster.threshold:
-        raise SecureSumError(
+        raise SecureAggregationError(
             "too-few-sites", f"{len(sites)} {what} of {len(roster.adverts)}; {roster.threshold} are needed"
         )
     check_whole(roster.groups, sites, what)

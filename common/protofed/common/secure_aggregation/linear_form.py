@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from protofed.common.errors import ConfigError, SecureSumError, StateError
+from protofed.common.errors import ConfigError, SecureAggregationError, StateError
 from protofed.common.payload import Array, Part, Payload, Tensors, TensorSpec, Update, dtype_name
-from protofed.common.protocol.messages import MAX_SUMMED
+from protofed.common.protocol.messages import MAX_SECURE_SITES
 
 WORD_BITS = 64
 _BLOCK = 1 << 15  # numbers: temporaries of the vector's size would be new pages, ten times the arithmetic's time
@@ -55,11 +55,11 @@ class FixedPoint:
         Who refused a number beyond it would tell the server, which chooses the limit, one bit of one site.
 
         Raises:
-            SecureSumError: a number is none.
+            SecureAggregationError: a number is none.
         """
         wide = np.asarray(numbers, dtype=np.float64)
         if math.isnan(float(np.min(wide, initial=0.0))):
-            raise SecureSumError("no-number", "a sum takes numbers alone, and one is none")
+            raise SecureAggregationError("no-number", "a sum takes numbers alone, and one is none")
         flat, words, scaled = wide.reshape(-1), np.empty(wide.size, dtype=np.int64), np.empty(_BLOCK)
         for begin in range(0, len(flat), _BLOCK):
             piece = flat[begin : begin + _BLOCK]
@@ -75,12 +75,12 @@ class FixedPoint:
 
 # Of every run: a server that could make it coarse, or the limit low, would have each site add a threshold of what it
 # learnt, which adding up does not hide. A step is below float32's own of all numbers from 2^-16 on.
-POINT = FixedPoint(limit=65536.0, bits=40, most=MAX_SUMMED)
+POINT = FixedPoint(limit=65536.0, bits=40, most=MAX_SECURE_SITES)
 
 
 Weighting: TypeAlias = Literal["uniform", "examples"]  # p_k: 1/K, or n_k/n from sites that disclose n_k
 EXAMPLES = 2.0**20  # that weigh 1 in a sum: fewer weigh less, so that weighted numbers stay within the fixed point
-WEIGHT, ROWS, HOLDERS, MASS = "weight", "rows", "holders", "mass"  # keys of a layout
+WEIGHT, ROWS, CONTRIBUTORS, MASS = "weight", "rows", "contributors", "mass"  # keys of a layout
 MEAN, MIXTURE = "mean/", "mixture/"  # how its other keys begin, before a tensor's path
 
 
@@ -126,7 +126,7 @@ class SumForm:
 
     @property
     def by_class(self) -> bool:
-        """Whether something is summed by class, so that sites count the holders of each before they send numbers."""
+        """Whether something is summed by class: sites count each class's contributors before they send numbers."""
         return self.rows is not None or self.shares is not None
 
 
@@ -176,7 +176,7 @@ class SumLayout:
             sent: what all sites were sent.
 
         Raises:
-            SecureSumError: the model or the update lacks what the form needs.
+            SecureAggregationError: the model or the update lacks what the form needs.
         """
         specs = sorted(tensors, key=lambda spec: spec.path)
         floats = [spec for spec in specs if np.dtype(spec.dtype).kind == "f"]
@@ -188,7 +188,7 @@ class SumLayout:
             matrix = _matrix(sent, *form.rows.like)
             classes = len(matrix)
             shape = (classes, *matrix.shape) if form.rows.whole else matrix.shape
-            fields += [Field(ROWS, shape, dtype_name(matrix.dtype)), Field(HOLDERS, (classes,), "float64")]
+            fields += [Field(ROWS, shape, dtype_name(matrix.dtype)), Field(CONTRIBUTORS, (classes,), "float64")]
         if form.shares is not None:
             classes = _shared_classes(specs, form.shares)
             mixed = [spec for spec in floats if spec.part in form.mixtures]
@@ -214,7 +214,7 @@ class SumLayout:
         """Which classes a site holds, [C] uint64 of 0 and 1.
 
         Raises:
-            SecureSumError: the update is not of this layout.
+            SecureAggregationError: the update is not of this layout.
         """
         held = np.zeros(self.classes, dtype=np.uint64)
         if self.form.rows is not None:
@@ -230,7 +230,7 @@ class SumLayout:
             kept: [C] bool, the classes that enough sites hold: of the others nothing is in the vector. None: all.
 
         Raises:
-            SecureSumError: the update is not of this layout, or has no example count where the form weighs by it.
+            SecureAggregationError: the update is not of this layout, or has no example count to weigh it by.
         """
         vector = np.zeros(self.size)
         terms, weight = self.named(vector), self._weight(update)
@@ -243,7 +243,7 @@ class SumLayout:
         if self.form.rows is not None:
             for name, row in self._rows(update).items():
                 if kept[int(name)]:
-                    terms[ROWS][int(name)], terms[HOLDERS][int(name)] = row, 1.0
+                    terms[ROWS][int(name)], terms[CONTRIBUTORS][int(name)] = row, 1.0
         if self.form.shares is not None:
             terms[MASS][...] = np.where(kept, weight * self._shares(update), 0.0)
             for key, term in terms.items():
@@ -256,13 +256,15 @@ class SumLayout:
         """The keys of sums into which an update's numbers go clipped to the limit.
 
         Raises:
-            SecureSumError: as `numbers`, or a number is none.
+            SecureAggregationError: as `numbers`, or a number is none.
         """
         keys = []
         for key, term in self.named(self.numbers(update)).items():
             largest = max(-float(np.min(term, initial=0.0)), float(np.max(term, initial=0.0)))
             if math.isnan(largest):
-                raise SecureSumError("no-number", f"{key} is no number: training diverges; try a smaller plan.lr")
+                raise SecureAggregationError(
+                    "no-number", f"{key} is no number: training diverges; try a smaller plan.lr"
+                )
             if largest > limit:
                 keys.append(key)
         return keys
@@ -271,7 +273,7 @@ class SumLayout:
         """`numbers` as words of the ring, [N] uint64.
 
         Raises:
-            SecureSumError: as `numbers`, or a number is none.
+            SecureAggregationError: as `numbers`, or a number is none.
         """
         return fixed_point.encoded(self.numbers(update, kept))
 
@@ -279,7 +281,9 @@ class SumLayout:
         if self.form.weighting == "uniform":
             return 1.0
         if update.weight is None:
-            raise SecureSumError("no-count", "this run weighs by example counts, and the update has none to weigh by")
+            raise SecureAggregationError(
+                "no-count", "this run weighs by example counts, and the update has none to weigh by"
+            )
         return update.weight / EXAMPLES
 
     def _rows(self, update: Update) -> Tensors:
@@ -288,14 +292,16 @@ class SumLayout:
         shape = next(field.shape for field in self.fields if field.key == ROWS)
         for name, row in rows.items():
             if not name.isdecimal() or int(name) >= self.classes or row.shape != shape[1:]:
-                raise SecureSumError("other-form", f"{self.form.rows.part}/{name} is no row of this run's classes")
+                raise SecureAggregationError(
+                    "other-form", f"{self.form.rows.part}/{name} is no row of this run's classes"
+                )
         return rows
 
     def _shares(self, update: Update) -> Array:
         assert self.form.shares is not None  # noqa: S101  (asked for forms with shares)
         shares = list(update.payload.get(self.form.shares, {}).values())
         if len(shares) != 1 or shares[0].shape != (self.classes,):
-            raise SecureSumError("other-form", f"{self.form.shares} is not one share of each class")
+            raise SecureAggregationError("other-form", f"{self.form.shares} is not one share of each class")
         return shares[0].astype(np.float64)
 
 
@@ -303,22 +309,24 @@ def _tensor(update: Update, key: str, shape: tuple[int, ...]) -> Array:
     _, part, name = key.split("/", 2)
     array = update.payload.get(Part(part), {}).get(name)
     if array is None or array.shape != shape:
-        raise SecureSumError("other-form", f"{part}/{name} is not as the sum of this run has it")
+        raise SecureAggregationError("other-form", f"{part}/{name} is not as the sum of this run has it")
     return array
 
 
 def _shared_classes(specs: Iterable[TensorSpec], part: Part) -> int:
-    """C of the part's one tensor [C]; SecureSumError: it is none, or not alone."""
+    """C of the part's one tensor [C]; SecureAggregationError: it is none, or not alone."""
     shapes = [spec.shape for spec in specs if spec.part is part]
     if len(shapes) != 1 or len(shapes[0]) != 1:
-        raise SecureSumError("other-form", f"{part} {shapes}: expected one tensor [C]")
+        raise SecureAggregationError("other-form", f"{part} {shapes}: expected one tensor [C]")
     return shapes[0][0]
 
 
 def _matrix(sent: Payload, part: Part, name: str) -> Array:
     matrix = sent.get(part, {}).get(name)
     if matrix is None or matrix.ndim != 2:
-        raise SecureSumError("other-form", f"the model has no {part}/{name} [C, D], by whose rows the sum is laid out")
+        raise SecureAggregationError(
+            "other-form", f"the model has no {part}/{name} [C, D], by whose rows the sum is laid out"
+        )
     return matrix
 
 
@@ -350,7 +358,7 @@ class Sums:
             StateError: nothing was summed, or all weights were zero.
         """
         if not (weight := self.weight) > 0:
-            raise StateError("a secure sum of no updates: its weights add up to nothing")
+            raise StateError("a secure aggregation of no updates: its weights add up to nothing")
         return {name: (total / weight).astype(dtype) for name, total, dtype in self._of(f"{MEAN}{part}/")}
 
     def averaged(self, state: Payload) -> dict[Part, Tensors]:
@@ -358,10 +366,10 @@ class Sums:
         return {part: {**state[part], **self.mean(part)} for part in self.layout.form.means if part in state}
 
     def row_means(self) -> dict[str, Array]:
-        """The mean row, [D] or [C, D], over its holders by class; classes that nobody holds, or too few, are absent."""
-        holders, rows = self._tensors[HOLDERS], self._tensors[ROWS]
+        """The mean row, [D] or [C, D], over contributors by class; classes that nobody has, or too few, are absent."""
+        contributors, rows = self._tensors[CONTRIBUTORS], self._tensors[ROWS]
         dtype = next(field.dtype for field in self.layout.fields if field.key == ROWS)
-        return {str(c): (rows[c] / holders[c]).astype(dtype) for c in np.flatnonzero(holders > 0)}
+        return {str(c): (rows[c] / contributors[c]).astype(dtype) for c in np.flatnonzero(contributors > 0)}
 
     def mixture_mass(self) -> Array:
         """What the sites' shares of each class add up to, [C] float64; 0: nobody holds it, or too few."""

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from protofed.common.codec import digest
-from protofed.common.errors import SecureSumError
+from protofed.common.errors import SecureAggregationError
 from protofed.common.payload import Array, SiteId
 from protofed.common.secure_aggregation.keys import (
     SEED_BYTES,
@@ -87,14 +87,16 @@ def opened_shares(
     """By site that dealt them, the shares that this site was sent.
 
     Raises:
-        SecureSumError: one was not sealed by the site that it is said to come from, for this roster and this site.
+        SecureAggregationError: one was not sealed by the site that it names, for this roster and this site.
     """
     found = {}
     for site, ciphertext in deliveries.items():
         try:
             plain = _seal(secrets, roster, site, secrets.site).decrypt(_NONCE, ciphertext, None)
         except InvalidTag as error:
-            raise SecureSumError("bad-shares", f"the shares in the name of {site} were not sealed by it") from error
+            raise SecureAggregationError(
+                "bad-shares", f"the shares in the name of {site} were not sealed by it"
+            ) from error
         found[site] = unpacked(plain, secrets.context.vectors)
     return found
 
@@ -108,10 +110,10 @@ def unpacked(data: bytes, vectors: tuple[Vector, ...]) -> SharesOfSite:
     """What `packed` gave.
 
     Raises:
-        SecureSumError: it has another size.
+        SecureAggregationError: it has another size.
     """
     if len(data) != 2 * SEED_BYTES * len(vectors):
-        raise SecureSumError("bad-shares", f"{len(data)} bytes are no shares of {len(vectors)} vectors")
+        raise SecureAggregationError("bad-shares", f"{len(data)} bytes are no shares of {len(vectors)} vectors")
     seeds = [data[begin : begin + SEED_BYTES] for begin in range(0, len(data), SEED_BYTES)]
     return {vector: Share(*seeds[2 * number : 2 * number + 2]) for number, vector in enumerate(vectors)}
 
@@ -119,7 +121,7 @@ def unpacked(data: bytes, vectors: tuple[Vector, ...]) -> SharesOfSite:
 def _seal(secrets: SiteSecrets, roster: Roster, sender: SiteId, receiver: SiteId) -> ChaCha20Poly1305:
     other = receiver if sender == secrets.site else sender
     if other not in roster.by_site:
-        raise SecureSumError("bad-shares", f"{other} is not in the roster")
+        raise SecureAggregationError("bad-shares", f"{other} is not in the roster")
     secret = agreed(secrets.share_key, roster.by_site[other].share_key)
     return ChaCha20Poly1305(derived(secret, roster.context.bind("shares", roster.digest, sender, receiver)))
 
@@ -188,7 +190,7 @@ def opened(masks: Masks, survivors: Sequence[SiteId], revealed: Mapping[SiteId, 
     """Combine the shares that sites revealed.
 
     Raises:
-        SecureSumError: there are too few shares, or they do not give the seeds that were promised.
+        SecureAggregationError: there are too few shares, or they do not give the seeds that were promised.
     """
     dropped = [site for site in masks.included if site not in survivors]
     shares = {
@@ -202,7 +204,9 @@ def opened(masks: Masks, survivors: Sequence[SiteId], revealed: Mapping[SiteId, 
     seeds = dict(zip([*survivors, *dropped], combined(shares, masks.roster.threshold, promised), strict=True))
     found = {site: seed for site, seed in seeds.items() if seed is not None}
     if len(found) < len(seeds):
-        raise SecureSumError("false-shares", _who_lied(masks, sorted(seeds.keys() - found.keys()), found, revealed))
+        raise SecureAggregationError(
+            "false-shares", _who_lied(masks, sorted(seeds.keys() - found.keys()), found, revealed)
+        )
     return Opened({site: found[site] for site in survivors}, {site: found[site] for site in dropped})
 
 
@@ -220,7 +224,7 @@ def check_opened(masks: Masks, survivors: Sequence[SiteId], seeds: Opened) -> No
     """Check seeds that somebody else combined against what their sites promised.
 
     Raises:
-        SecureSumError: they are not those of these survivors and of those that dropped out.
+        SecureAggregationError: they are not those of these survivors and of those that dropped out.
     """
     sound = (
         seeds.self_seeds.keys() == set(survivors)
@@ -229,7 +233,7 @@ def check_opened(masks: Masks, survivors: Sequence[SiteId], seeds: Opened) -> No
         and all(_is_mask_seed(masks, site, seed) for site, seed in seeds.mask_seeds.items())
     )
     if not sound:
-        raise SecureSumError("false-shares", "the seeds that were opened are not those that the sites promised")
+        raise SecureAggregationError("false-shares", "the seeds that were opened are not those that the sites promised")
 
 
 def unmasked(masks: Masks, survivors: Sequence[SiteId], vectors: Iterable[Array], seeds: Opened) -> Array:
@@ -239,18 +243,18 @@ def unmasked(masks: Masks, survivors: Sequence[SiteId], vectors: Iterable[Array]
         vectors: their masked ones, each read once.
 
     Raises:
-        SecureSumError: there is no vector, or two are of different lengths.
+        SecureAggregationError: there is no vector, or two are of different lengths.
     """
     total: Array | None = None
     for vector in vectors:
         if total is None:
             total = np.array(vector, dtype=np.uint64)
         elif len(vector) != len(total):
-            raise SecureSumError("bad-vector", f"a vector of {len(vector)} numbers among those of {len(total)}")
+            raise SecureAggregationError("bad-vector", f"a vector of {len(vector)} numbers among those of {len(total)}")
         else:
             total += vector
     if total is None:
-        raise SecureSumError("too-few-sites", "no vector to sum")
+        raise SecureAggregationError("too-few-sites", "no vector to sum")
     for site in survivors:
         add_mask(total, masks.own_key(site, seeds.self_seeds[site]), subtract=True)
     for site, seed in seeds.mask_seeds.items():
@@ -287,7 +291,7 @@ def check_vector(masks: Masks, site: SiteId, vector: Array, signature: bytes) ->
     """Check that masked flags are those that a site sent.
 
     Raises:
-        SecureSumError: they are not.
+        SecureAggregationError: they are not.
     """
     check_signature(masks.roster.by_site[site].identity, signature, _statement(masks, vector), site)
 
@@ -299,32 +303,32 @@ def counted(
     signatures: Mapping[SiteId, bytes],
     seeds: Opened,
 ) -> Array:
-    """The number of holders [N] int64 of each row, computed from what the sites sent.
+    """The number of contributors [N] int64 of each row, computed from what the sites sent.
 
     Raises:
-        SecureSumError: something is not what its site sent or promised, or the sum is no count of these sites.
+        SecureAggregationError: something is not what its site sent or promised, or the sum is no count of these sites.
     """
     if not (set(survivors) == vectors.keys() == signatures.keys()):
-        raise SecureSumError("other-survivors", "the masked flags are not those of the survivors")
+        raise SecureAggregationError("other-survivors", "the masked flags are not those of the survivors")
     for site in survivors:
         check_vector(masks, site, vectors[site], signatures[site])
     check_opened(masks, survivors, seeds)
     counts = unmasked(masks, survivors, (vectors[site] for site in survivors), seeds).view(np.int64)
     if len(counts) and not 0 <= counts.min() <= counts.max() <= len(survivors):
-        raise SecureSumError("bad-vector", "the numbers of holders are none: a site sent no flags")
+        raise SecureAggregationError("bad-vector", "the numbers of contributors are none: a site sent no flags")
     return counts
 
 
 def _statement(masks: Masks, vector: Array) -> bytes:
     facts = (masks.roster.digest, masks.vector, site_list(masks.included), digest(vector.tobytes()))
-    return masks.context.bind("holders", *facts)
+    return masks.context.bind("contributors", *facts)
 
 
 def signed(masks: Masks, survivors: Sequence[SiteId], identity: Ed25519PrivateKey) -> bytes:
     """A site's signature under the survivors; it signs one set for each vector, and never another.
 
     Raises:
-        SecureSumError: they are too few, split a group, or are not among those that are masked.
+        SecureAggregationError: they are too few, split a group, or are not among those that are masked.
     """
     check_survivors(masks, survivors)
     return identity.sign(_agreement(masks, survivors))
@@ -334,22 +338,22 @@ def check_survivors(masks: Masks, survivors: Sequence[SiteId]) -> None:
     """Check that survivors are enough, whole groups, and all of those whose masks are in.
 
     Raises:
-        SecureSumError: they are not.
+        SecureAggregationError: they are not.
     """
     check_members(masks.roster, survivors, "survivors")
     if not set(survivors) <= set(masks.included):
-        raise SecureSumError("other-survivors", "a survivor is not among the sites that dealt shares")
+        raise SecureAggregationError("other-survivors", "a survivor is not among the sites that dealt shares")
 
 
 def check_signatures(masks: Masks, survivors: Sequence[SiteId], signatures: Mapping[SiteId, bytes]) -> None:
     """Check that so many survivors have signed this set that no other one can have as many.
 
     Raises:
-        SecureSumError: there are too few signatures, or one is false.
+        SecureAggregationError: there are too few signatures, or one is false.
     """
     check_survivors(masks, survivors)
     if not signatures.keys() <= set(survivors) or len(signatures) < masks.roster.threshold:
-        raise SecureSumError(
+        raise SecureAggregationError(
             "too-few-sites", f"{len(signatures)} survivors agreed on who they are; {masks.roster.threshold} are needed"
         )
     statement = _agreement(masks, survivors)
@@ -361,7 +365,7 @@ def check_signed(masks: Masks, survivors: Sequence[SiteId], site: SiteId, signat
     """Check that a site of the roster has signed these survivors.
 
     Raises:
-        SecureSumError: it has not.
+        SecureAggregationError: it has not.
     """
     check_signature(masks.roster.by_site[site].identity, signature, _agreement(masks, survivors), site)
 

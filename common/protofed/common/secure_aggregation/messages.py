@@ -1,4 +1,4 @@
-"""Messages of a secure sum to and from blobs: the tensor `message`, and `vector` beside it where one is sent.
+"""Messages of a secure aggregation to and from blobs: the tensor `message`, and `vector` beside it where one is sent.
 
 Reading is strict, and knows nothing of keys: what a message says is checked by the modules beside it.
 """
@@ -18,15 +18,15 @@ from protofed.common.errors import CodecError
 from protofed.common.ids import is_id
 from protofed.common.payload import Array, Part, Payload, SiteId
 from protofed.common.pki.identity import Endorsement
-from protofed.common.protocol.messages import MAX_SUMMED
+from protofed.common.protocol.messages import MAX_SECURE_SITES
 from protofed.common.secure_aggregation.groups import Groups
 from protofed.common.secure_aggregation.keys import KeyAdvert
 from protofed.common.secure_aggregation.masking import Opened, Revealed
-from protofed.protos.v1 import secure_sums_pb2 as pb
+from protofed.protos.v1 import secure_aggregation_pb2 as pb
 
 MESSAGE, VECTOR = "message", "vector"
 MAX_MESSAGE_BYTES = 4 << 20
-MAX_ROWS = 10_000  # classes whose flags, of as many sites as a sum takes, are one `HoldersMessage`
+MAX_ROWS = 10_000  # classes whose flags, of as many sites as a sum takes, are one `ContributorsMessage`
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class SurvivorsMessage:
 
 
 @dataclass(frozen=True)
-class HoldersMessage:
+class ContributorsMessage:
     """What tells how many hold each row: the survivors' masked flags [N] uint64, their signatures, the seeds."""
 
     vectors: Mapping[SiteId, Array]
@@ -69,7 +69,7 @@ class HoldersMessage:
 
 
 Message: TypeAlias = (
-    KeyAdvert | RosterMessage | SharesMessage | SignatureMessage | SurvivorsMessage | Revealed | HoldersMessage
+    KeyAdvert | RosterMessage | SharesMessage | SignatureMessage | SurvivorsMessage | Revealed | ContributorsMessage
 )
 M = TypeVar("M", bound=Message)
 
@@ -77,7 +77,7 @@ M = TypeVar("M", bound=Message)
 def payload_of(message: Message, vector: Array | None = None) -> Payload:
     """A message, and the masked vector [N] uint64 that it is about, as a payload."""
     data = np.frombuffer(_packed(message).SerializeToString(deterministic=True), dtype=np.uint8)
-    return {Part.SECURE_SUM: {MESSAGE: data} if vector is None else {MESSAGE: data, VECTOR: vector}}
+    return {Part.SECURE_AGGREGATION: {MESSAGE: data} if vector is None else {MESSAGE: data, VECTOR: vector}}
 
 
 def message_of(data: Buffer, kind: type[M]) -> tuple[M, Array | None]:
@@ -86,18 +86,18 @@ def message_of(data: Buffer, kind: type[M]) -> tuple[M, Array | None]:
     Raises:
         CodecError: it is no message of this kind.
     """
-    tensors = codec.view(data).get(Part.SECURE_SUM, {})
+    tensors = codec.view(data).get(Part.SECURE_AGGREGATION, {})
     if MESSAGE not in tensors or not tensors.keys() <= {MESSAGE, VECTOR}:
-        raise CodecError("this is no message of a secure sum")
+        raise CodecError("this is no message of a secure aggregation")
     raw, vector = tensors[MESSAGE], tensors.get(VECTOR)
     if raw.dtype != np.uint8 or raw.nbytes > MAX_MESSAGE_BYTES or not _is_vector(vector):
         raise CodecError(f"a message is of uint8 and at most {MAX_MESSAGE_BYTES} bytes, a vector [N] of uint64")
     try:
         message = _unpacked(pb.SumStep.FromString(raw.tobytes()))
     except DecodeError as error:
-        raise CodecError("a message of a secure sum cannot be read") from error
+        raise CodecError("a message of a secure aggregation cannot be read") from error
     if not isinstance(message, kind):
-        raise CodecError(f"a message of a secure sum is a {type(message).__name__}; expected a {kind.__name__}")
+        raise CodecError(f"a message of a secure aggregation is a {type(message).__name__}; expected a {kind.__name__}")
     return message, vector
 
 
@@ -138,12 +138,12 @@ def _packed(message: Message) -> pb.SumStep:
             return pb.SumStep(survivors=pb.SumSurvivors(sites=sites, signatures=dict(signatures)))
         case Revealed():
             return pb.SumStep(revealed=_seeds(message))
-        case HoldersMessage(vectors, signatures, seeds):
+        case ContributorsMessage(vectors, signatures, seeds):
             words = [vectors[site].astype("<u8", copy=False).tobytes() for site in sorted(vectors)]
-            holders = pb.SumHolders(
+            contributors = pb.SumContributors(
                 sites=sorted(vectors), vectors=words, signatures=dict(signatures), seeds=_seeds(seeds)
             )
-            return pb.SumStep(holders=holders)
+            return pb.SumStep(contributors=contributors)
 
 
 def _unpacked(message: pb.SumStep) -> Message:
@@ -162,10 +162,10 @@ def _unpacked(message: pb.SumStep) -> Message:
             return SurvivorsMessage(sites, _by_site(message.survivors.signatures))
         case "revealed":
             return Revealed(_by_site(message.revealed.self_seeds), _by_site(message.revealed.mask_seeds))
-        case "holders":
-            return _holders(message.holders)
+        case "contributors":
+            return _contributors(message.contributors)
         case _:
-            raise CodecError("a message of a secure sum is empty; its sender's version may be another")
+            raise CodecError("a message of a secure aggregation is empty; its sender's version may be another")
 
 
 def _roster(message: pb.SumRoster) -> RosterMessage:
@@ -196,15 +196,15 @@ def _seeds(seeds: Revealed | Opened) -> pb.SumSeeds:
     return pb.SumSeeds(self_seeds=dict(seeds.self_seeds), mask_seeds=dict(seeds.mask_seeds))
 
 
-def _holders(message: pb.SumHolders) -> HoldersMessage:
+def _contributors(message: pb.SumContributors) -> ContributorsMessage:
     _check_sites(message.sites)
     if len(message.vectors) != len(message.sites) or any(len(words) % 8 for words in message.vectors):
-        raise CodecError("the flags of a secure sum are not one vector of whole words a site")
+        raise CodecError("the flags of a secure aggregation are not one vector of whole words a site")
     vectors = {
         site: np.frombuffer(words, dtype="<u8") for site, words in zip(message.sites, message.vectors, strict=True)
     }
     seeds = Opened(_by_site(message.seeds.self_seeds), _by_site(message.seeds.mask_seeds))
-    return HoldersMessage(vectors, _by_site(message.signatures), seeds)
+    return ContributorsMessage(vectors, _by_site(message.signatures), seeds)
 
 
 def _by_site(entries: Mapping[str, bytes]) -> dict[SiteId, bytes]:
@@ -213,5 +213,7 @@ def _by_site(entries: Mapping[str, bytes]) -> dict[SiteId, bytes]:
 
 
 def _check_sites(sites: Sequence[str]) -> None:
-    if len(sites) > MAX_SUMMED or not all(map(is_id, sites)) or len(set(sites)) != len(sites):
-        raise CodecError(f"a message of a secure sum names at most {MAX_SUMMED} sites, each once, by their ids")
+    if len(sites) > MAX_SECURE_SITES or not all(map(is_id, sites)) or len(set(sites)) != len(sites):
+        raise CodecError(
+            f"a message of a secure aggregation names at most {MAX_SECURE_SITES} sites, each once, by their ids"
+        )

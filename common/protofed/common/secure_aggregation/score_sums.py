@@ -1,6 +1,6 @@
 """Sums of the sites' own scores: which scores, where each stands in a site's vector, and what an opened sum says.
 
-Each score s is a row [1], which its holders have, as class rows are: of a score that fewer than `HOLDERS` sites hold
+Each score s is a row [1], which its contributors have, like class rows: of a score with fewer than `CONTRIBUTORS` sites
 nothing is summed. Of s**2 there is no sum, and s is rounded: whole numbers with a known sum and a known sum of squares
 are few, and a fine fraction has its denominator, the size of a site's test set, in it. Which rows there are follows
 from the recipe alone, whose digest every signature of a sum is bound to: no word of a server, and no number of a site,
@@ -16,17 +16,17 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from protofed.common.payload import Array, Part, Update
-from protofed.common.protocol.messages import MIN_SUMMED, Role, Scores
+from protofed.common.protocol.messages import MIN_SECURE_SITES, Role, Scores
 from protofed.common.protocol.scores import FAMILIES, LOSS, ONE, ScoreNames, Spread
-from protofed.common.secure_aggregation.linear_form import HOLDERS as COUNTS
+from protofed.common.secure_aggregation.linear_form import CONTRIBUTORS as COUNTS
 from protofed.common.secure_aggregation.linear_form import POINT, ROWS, ClassRows, SumForm, SumLayout
 from protofed.common.secure_aggregation.messages import MAX_ROWS
 
-HOLDERS = MIN_SUMMED  # of two, each knows the other's
+CONTRIBUTORS = MIN_SECURE_SITES  # of two, each knows the other's
 STEP = 2.0**-10  # of a score in a sum: a thousandth, of which a test set's size cannot be read
 LARGEST = POINT.limit  # a larger score, a loss, counts as this
 _TABLE = "scores"  # [R, 1], of a part that only the layout has
-FORM = SumForm(rows=ClassRows(Part.SECURE_SUM, (Part.SECURE_SUM, _TABLE)))
+FORM = SumForm(rows=ClassRows(Part.SECURE_AGGREGATION, (Part.SECURE_AGGREGATION, _TABLE)))
 
 
 def names_of(names: ScoreNames) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ def names_of(names: ScoreNames) -> tuple[str, ...]:
 
 def layout_of(names: Sequence[str]) -> SumLayout:
     """Where the sums of these scores stand in a vector."""
-    return SumLayout.of(FORM, (), {Part.SECURE_SUM: {_TABLE: np.zeros((len(names), 1))}})
+    return SumLayout.of(FORM, (), {Part.SECURE_AGGREGATION: {_TABLE: np.zeros((len(names), 1))}})
 
 
 def summable(names: Sequence[str], scores: Scores) -> dict[str, float]:
@@ -58,7 +58,7 @@ def terms_of(site: str, names: Sequence[str], scores: Scores) -> Update:
     """A site's terms of the sums, as an update of `layout_of`; the scores are `summable`."""
     rows = {str(row): name for row, name in enumerate(names) if name in scores}
     table = {row: np.array([scores[name]]) for row, name in rows.items()}
-    return Update(site, {Part.SECURE_SUM: table})
+    return Update(site, {Part.SECURE_AGGREGATION: table})
 
 
 def random_number() -> float:
@@ -94,6 +94,6 @@ def total_of(names: Sequence[str], by_site: Iterable[Scores]) -> Array:
     layout = layout_of(names)
     terms = [terms_of("", names, summable(names, scores)) for scores in by_site]
     flags = [layout.flags(update) for update in terms]
-    kept = np.sum(flags, axis=0) >= HOLDERS
+    kept = np.sum(flags, axis=0) >= CONTRIBUTORS
     words = [layout.words(update, POINT, kept) for update in terms]
     return np.asarray(np.sum(words, axis=0, dtype=np.uint64))

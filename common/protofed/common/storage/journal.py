@@ -215,13 +215,13 @@ class Journal:
         first = Record(self._last.seq + 1, _now(), SEGMENT, {"number": number}, self._last.hash).sealed()
         failpoint.reach("segment-full")
         files.write(path, first.line())
-        failpoint.reach("segment-begun")
+        failpoint.reach("segment-started")
         try:
-            begun = os.open(path, os.O_RDWR | os.O_APPEND)
+            started = os.open(path, os.O_RDWR | os.O_APPEND)
         except OSError as error:
             raise files.write_error(path, error) from error
         os.close(self._file)
-        self._file, self._path, self._number = begun, path, number
+        self._file, self._path, self._number = started, path, number
         self._last, self._end = first, len(first.line())
 
     def _write(self, lines: bytes) -> None:

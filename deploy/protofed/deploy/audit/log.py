@@ -223,7 +223,7 @@ class LogFollower:
 
     def _read_all(self) -> None:
         with contextlib.suppress(HalfLineError):  # being written just now
-            for record in records(self.path):  # also those of a segment that has begun since `segments` were listed
+            for record in records(self.path):  # also those of a segment that has started since `segments` were listed
                 if record.event == SEGMENT and isinstance(number := record.facts.get("number"), int):
                     self._segment, self._offset = number, 0
                 self._add(record, len(record.line()))

@@ -155,7 +155,7 @@ class LogReader:
                 return Answer(message)
             case "task":
                 return self._task(record.at, fields)
-            case "refused" | "masked" | "summed" | "privacy":
+            case "refused" | "masked" | "aggregated" | "privacy":
                 return Note(record.at, record.event, fields, fields.get("run", ""), fields.get("round", 0))
             case event if event == "run" or event in set(Act):
                 return Note(record.at, event, fields, fields.get("run"))
@@ -364,7 +364,7 @@ class HandedIn:
         unanswered: whose update was committed without an answer: the server may have it.
         scores: whose scores were reported and not refused.
         names: the scores that left by themselves, by round: reported, or beside an update.
-        summed: the scores that left in a secure sum alone, by round: the server has a mean over sites, or nothing.
+        aggregated: the scores sent in a secure aggregation alone, by round: the server has their mean, or nothing.
         archived: how many of the log's oldest segments are not here: what they have is not counted.
     """
 
@@ -372,7 +372,7 @@ class HandedIn:
     unanswered: set[int] = field(default_factory=set)
     scores: set[int] = field(default_factory=set)
     names: dict[int, set[str]] = field(default_factory=dict)
-    summed: dict[int, set[str]] = field(default_factory=dict)
+    aggregated: dict[int, set[str]] = field(default_factory=dict)
     archived: int = 0
 
     @property
@@ -382,7 +382,7 @@ class HandedIn:
 
     def lines(self) -> list[str]:
         """What stays with the server, in words, by kind; empty: nothing that the log has."""
-        summed = {number for number, names in self.summed.items() if names}
+        aggregated = {number for number, names in self.aggregated.items() if names}
         kinds = (
             ("updates, rounds {}", self.updates - {0}),
             (
@@ -391,7 +391,7 @@ class HandedIn:
             ),
             ("perhaps the updates of rounds {}: sent, and never answered", self.unanswered),
             ("scores, rounds {}", self.scores),
-            ("scores in a secure sum, as part of a mean over sites, rounds {}", summed),
+            ("scores in a secure aggregation, as part of a mean over sites, rounds {}", aggregated),
         )
         return [text.format(rounds_text(rounds)) for text, rounds in kinds if rounds]
 
@@ -410,13 +410,13 @@ class HandedIn:
             case Note(event="masked"):
                 number = entry.round or 0
                 masked = set(entry.fields.get("scores", ())) - self.names.get(number, set())
-                self.summed.setdefault(number, set()).update(masked)
+                self.aggregated.setdefault(number, set()).update(masked)
 
     def _sent(self, message: Message) -> None:
         number, names = message.round, self.names.setdefault(message.round, set())
         for scores in (message.fields.get("scores", ()), message.fields.get("metrics", ())):
             names.update([UNLISTED] if isinstance(scores, str) else scores)
-        self.summed.get(number, set()).difference_update(names)
+        self.aggregated.get(number, set()).difference_update(names)
         if message.call == "CommitUpload" and number not in self.updates:
             self.unanswered.add(number)
         elif message.call == "ReportScores" and message.fields.get("scores"):  # a policy may release none
@@ -488,9 +488,9 @@ def _note(event: str, fields: Mapping[str, Any]) -> str:
             return f"identity of {fields.get('site')} believed on first use, code {fields.get('code')}"
         case "masked":
             return f"left under masks, {_sum(fields)}: {', '.join(fields.get('scores', ())) or 'no score'}"
-        case "summed":
+        case "aggregated":
             of = f"the {fields.get('subject')} of {', '.join(fields.get('sites', ()))}"
-            return f"secure sum opened, {_sum(fields)}: {of}"
+            return f"secure aggregation opened, {_sum(fields)}: {of}"
         case "privacy":
             of_all = f"epsilon of all fits {_number(fields.get('epsilon'))} at delta {_number(fields.get('delta'))}"
             budget = "" if fields.get("budget") is None else f", of {_number(fields.get('budget'))}"

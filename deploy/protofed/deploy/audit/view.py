@@ -146,7 +146,7 @@ def _round_columns(summary: AuditSummary) -> Iterator[Column[tuple[str, tuple[st
 def base_lines(summary: AuditSummary) -> Iterable[str]:
     """`run round kind digest` of each model that the server gave: equal lines at sites that were given the same.
 
-    What later steps of a secure sum begin from is no model, and another message for each site.
+    What later steps of a secure aggregation begin from is no model, and another message for each site.
     """
     for run, number, kind, base in sorted(summary.tasks):
         if base and kind in MODELS:

@@ -80,7 +80,7 @@ def show(
     """List what left a site and which tasks it was given, or what a server received and sent, by run and round.
 
     Two sites that were given the same models print the same with --bases. Methods that make one for each site, or for a
-    cluster, are cwfedavg (without secure sums), fedamp, fedfomo and cfl.
+    cluster, are cwfedavg (without secure aggregation), fedamp, fedfomo and cfl.
 
     Example: `protofed audit show /var/lib/protofed --run RUN --messages`
     """

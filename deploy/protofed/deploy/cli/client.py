@@ -190,7 +190,7 @@ def runs(state: State, as_json: AsJson = False) -> None:
         for line in offered_runs.run_lines(row, console.width):
             say(line)
     reads = Partners(state).problem(required=False) or PartnersView.of(state).who_reads(3)
-    say(textwrap.fill(f"in runs with secure sums: {reads}", max(console.width, 60), subsequent_indent="  "))
+    say(textwrap.fill(f"in runs with secure aggregation: {reads}", max(console.width, 60), subsequent_indent="  "))
     if (pause := orders.pause_of(state).current()) is not None:
         say(f"this site is {pause}: it takes no task of any run")
 
@@ -208,7 +208,7 @@ def withdraw(run: Run, state: State, yes: Yes = False) -> None:
 
 @client.command("deny")
 def deny(run: Run, state: State, yes: Yes = False) -> None:
-    """Refuse a run, whatever the policy says, until `client approve`. A run that has begun is left: see `withdraw`.
+    """Refuse a run, whatever the policy says, until `client approve`. A run that has started is left: see `withdraw`.
 
     Example: `protofed client deny lesions --state /var/lib/protofed`
     """
@@ -237,7 +237,7 @@ def pause(
 
     end = None if until is None else pause_end(until, utc_now())
     tail = "this site takes no new task; a fit in progress is finished and sent"
-    say(orders.noticed_text(orders.pause(state, end, reason, lambda begun: say(f"{begun}: {tail}"))))
+    say(orders.noticed_text(orders.pause(state, end, reason, lambda started: say(f"{started}: {tail}"))))
 
 
 @client.command("resume")
@@ -257,7 +257,7 @@ def _leave(run: str, state: Path, *, yes: bool) -> None:
     from protofed.deploy.audit.reader import handed_in
     from protofed.deploy.site import orders
 
-    def begun(took_part: bool) -> None:
+    def started(took_part: bool) -> None:
         word = "left" if took_part else "denied"
         say(f"{word}: run {offer.run}; nothing more of it leaves this site, until `protofed client approve`")
 
@@ -269,7 +269,7 @@ def _leave(run: str, state: Path, *, yes: bool) -> None:
     else:
         if approvals.took_part(run) and not yes:
             confirm(f"Leave run {offer.run} now? A fit in progress stops, and what it has computed is lost.")
-        say(orders.noticed_text(orders.leave(state, offer, begun)))
+        say(orders.noticed_text(orders.leave(state, offer, started)))
     for line in _handed_in_lines(handed_in(state / FILE, offer.run), state, offer.run):
         say(line)
 
@@ -301,7 +301,7 @@ def scores(
 ) -> None:
     """Show the site's own scores by round, what each means, and which of them left the site and which stayed.
 
-    Only what `metrics` of the site's policy names is sent, and what `summed_metrics` names in a secure sum; what was
+    Only what `metrics` of the site's policy names is sent, and in a secure aggregation `aggregated_metrics`; what was
     sent is read from the site's audit log. Scores of single classes are in --json only.
 
     Example: `protofed client scores --state /var/lib/protofed`
@@ -329,7 +329,7 @@ def scores(
             console.print(line, highlight=False, markup=False)
 
 
-NOTHING_SPENT = "nothing: this site has begun no fit of a run with noise (plan.dp)"
+NOTHING_SPENT = "nothing: this site has started no fit of a run with noise (plan.dp)"
 PUBLIC = "Epsilon is arithmetic of the recipes and of how many rounds began: it tells nothing of the site's images."
 
 

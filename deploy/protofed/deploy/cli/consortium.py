@@ -37,7 +37,7 @@ def offer(
 ) -> None:
     """Offer a list of all sites that may train, each with the key that its daemon has. Asks first.
 
-    Secure sums are of those that have confirmed it: the others wait. A hospital that joins, leaves or has a new key
+    Those that have confirmed it are aggregated: the others wait. A hospital that joins, leaves or has a new key
     takes a new list, which all of them confirm.
 
     Example: `protofed consortium offer --coordinator "Adler University"`
@@ -52,7 +52,7 @@ def offer(
     if not as_json:
         say("\n".join([*described(listed), *changes(before, listed)]))
     if not yes:
-        confirm("Offer this list? Secure sums stop until each hospital has confirmed it.")
+        confirm("Offer this list? Secure aggregation stops until each hospital has confirmed it.")
     _show(operator.offer_consortium(found.proposed), as_json)
 
 
@@ -80,7 +80,7 @@ def _show(found: pb.ConsortiumInfo, as_json: bool) -> None:
 
 State = Annotated[Path, typer.Option(help="The state folder of the site's daemon.")]
 client_consortium = typer.Typer(
-    no_args_is_help=True, help="Show and confirm the partners that this site is summed with in secure sums."
+    no_args_is_help=True, help="Show and confirm the partners that this site is summed with in secure aggregation."
 )
 
 
@@ -147,7 +147,9 @@ def forget(state: State, yes: Yes = False) -> None:
     try:
         found = pinned_in(state / FOLDER)
         if found is None:
-            raise ConfigError("this site has no group yet: it is in one from its first secure sum on, in all runs")
+            raise ConfigError(
+                "this site has no group yet: it is in one from its first secure aggregation on, in all runs"
+            )
         sites, since = ", ".join(found.group), f", since {found.at}"
     except StateError:  # damaged: which one it was, the audit log's lines of opened sums say
         sites, since = "that cannot be read", ""
@@ -155,4 +157,4 @@ def forget(state: State, yes: Yes = False) -> None:
         confirm(f"{TOLD} Forget the group {sites}{since}?")
     forget_group(state / FOLDER)
     orders.record(state, Decision(Act.FORGET_GROUP, stamp(utc_now()), orders.user_name(), group=sites))
-    say(f"forgotten: {sites}; the next secure sum pins the group that it is over")
+    say(f"forgotten: {sites}; the next secure aggregation pins the group that it is over")

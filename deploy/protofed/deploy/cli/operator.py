@@ -281,11 +281,11 @@ def forget(operator: Operator, site: Site, as_json: AsJson = False) -> None:
 
 @connected(sites, "regroup")
 def regroup(operator: Operator, site: Site, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Dissolve the group that a site is summed in; the next secure sum forms groups of those without one. Asks first.
+    """Dissolve the group of a site; the next secure aggregation forms groups of the sites without one. Asks first.
 
     For a run of larger groups; a hospital that has left takes a new list, `protofed consortium offer`. The group's
     other sites refuse another group until a person at each runs `protofed client consortium forget-group`. Refused
-    while a secure sum is open: pause the run before.
+    while a secure aggregation is open: pause the run before.
 
     Example: `protofed sites regroup north`
     """

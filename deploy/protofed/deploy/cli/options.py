@@ -131,7 +131,7 @@ def _outgoing(recipe: Recipe) -> Iterator[str]:
     size = f"{plan.sent_bytes[1]:,} bytes"
     masked = f"as one masked vector, {size}" if plan.masked is not None else f"at most {size}"
     yield f"leaves a site each round: {parts}{count}; {masked}"
-    for how, scores in (("as numbers", plan.released), ("in a secure sum alone", plan.summed)):
+    for how, scores in (("as numbers", plan.released), ("in a secure aggregation alone", plan.aggregated)):
         for of, names in scores.items():
             if names:
                 yield f"leaves a site {how}, {of}: {', '.join(names)}"

@@ -323,11 +323,11 @@ def _site(
 
 
 def _membership(settings: ClientSettings, identity: LiveIdentity | None, audit: ClientAudit) -> Membership:
-    """What the site takes into secure sums; its identity for them is made at the daemon's first start."""
+    """What the site takes into secure aggregation; its identity is made at the daemon's first start."""
     from protofed.client.secure_aggregation.partners import membership_of
 
     certified = lambda: None if identity is None else identity.current()  # noqa: E731
-    record, institution = audit.secure_sum, settings.institution
+    record, institution = audit.secure_aggregation, settings.institution
     return membership_of(settings.state, settings.site, certified, record=record, institution=institution)
 
 

@@ -27,7 +27,7 @@ from protofed.deploy import shipped
 from protofed.deploy.daemons import client
 from protofed.deploy.doctor import machine
 from protofed.deploy.doctor.checks import Check, CheckFailedError, CheckSkippedError
-from protofed.deploy.doctor.secure_sums import SiteSums
+from protofed.deploy.doctor.secure_aggregation import SiteSums
 from protofed.deploy.doctor.site import SiteUnderCheck, policy_summary
 
 LIBRARIES = ("torch", "torchvision", "grpcio", "numpy")  # whose versions are shown
@@ -72,7 +72,12 @@ class ClientDoctor:
             Check("version", self.check_version, "call-failed", ("server", "tls")),
             Check("policy", self.check_policy, "policy-invalid", software),
             Check("state folder", lambda: self.site.state(self.settings), needs=settings),
-            Check("secure sums", self.check_secure_sums, "sum-identity-unusable", (*software, "identity", "policy")),
+            Check(
+                "secure aggregation",
+                self.check_secure_aggregation,
+                "sum-identity-unusable",
+                (*software, "identity", "policy"),
+            ),
             Check("privacy budget", self.check_privacy_budget, "privacy-ledger-unusable", (*software, "policy")),
             Check("disk", lambda: machine.disk(self.settings.state), needs=settings),
             Check("cache", lambda: self.site.cache(self.settings), needs=settings),
@@ -225,8 +230,8 @@ class ClientDoctor:
         plugins.allow(rules.plugins)  # of the whole process: `data`, which comes later, may need a plug-in
         return policy_summary(rules, self.settings.roles)
 
-    def check_secure_sums(self) -> str:
-        """What a site alone can tell of secure sums: its identity, whom it has pinned, its policy and the run's."""
+    def check_secure_aggregation(self) -> str:
+        """What a site alone can tell of secure aggregation: its identity, its pins, its policy and the run's."""
         from protofed.client.policy.policy import Policy
 
         policy = Policy.read(shipped.policy(self.settings.policy))

@@ -25,7 +25,7 @@ from protofed.common.storage.files import network_type_of
 from protofed.deploy.daemons import server as server_process
 from protofed.deploy.doctor import machine
 from protofed.deploy.doctor.checks import Check, CheckFailedError, CheckSkippedError
-from protofed.deploy.doctor.secure_sums import server_message
+from protofed.deploy.doctor.secure_aggregation import server_message
 from protofed.server.access.certificates import FIRST_OPERATORS
 from protofed.server.notifications.channels import open_channels
 from protofed.server.rounds.context import JOURNAL_FILE, open_server
@@ -66,7 +66,7 @@ class ServerDoctor:
             Check("certificate", self.check_certificate, "identity-unreadable", identity),
             Check("operators", self.check_operators, "operator-unusable", identity),
             Check("recipes", self.check_recipes, "recipe-invalid", settings),
-            Check("secure sums", self.check_secure_sums, "recipe-invalid", ("settings", "recipes")),
+            Check("secure aggregation", self.check_secure_aggregation, "recipe-invalid", ("settings", "recipes")),
             Check("state folder", self.check_state_folder, needs=settings),
             Check("disk", lambda: machine.disk(self.settings.state), needs=settings),
             Check("blobs", self.check_blobs, needs=settings),
@@ -146,8 +146,8 @@ class ServerDoctor:
             RunQueue(recipes, open_server(None, resources))
         return ", ".join(recipe.name for recipe in recipes)
 
-    def check_secure_sums(self) -> str:
-        """Whether enough sites are registered for the recipes that have secure sums."""
+    def check_secure_aggregation(self) -> str:
+        """Whether enough sites are registered for the recipes that have secure aggregation."""
         recipes = [
             each for each in server_process.recipes_of(self.settings, self.assignments) if each.federation.secure
         ]
@@ -264,7 +264,7 @@ class ServerDoctor:
         return {name for name, *roles in rows if not roles or Role.TRAINER in roles[0]}
 
     def _groups(self) -> Groups:
-        """Those of secure sums; none if the ledger cannot be read."""
+        """Those of secure aggregation; none if the ledger cannot be read."""
         if not self.settings.ledger and not self._file.exists():
             return ()
         try:

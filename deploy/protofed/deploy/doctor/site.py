@@ -171,10 +171,10 @@ def policy_summary(rules: PolicyRules, roles: Collection[Role]) -> str:
 
 
 def _in_sums_alone(rules: PolicyRules) -> str:
-    """What leaves in secure sums and in no other way."""
+    """What leaves in secure aggregation and in no other way."""
     if rules.secure == "required":
-        return "all that is trained in secure sums alone (secure = required)"
-    return "all that is trained in secure sums alone (hide_class_presence)" if rules.hide_class_presence else ""
+        return "all that is trained in secure aggregation alone (secure = required)"
+    return "all that is trained in secure aggregation alone (hide_class_presence)" if rules.hide_class_presence else ""
 
 
 def _check_compute(where: torch.device) -> None:

@@ -255,7 +255,7 @@ def _prepare(jobs: Sequence[ExperimentJob], contents: ExperimentContents, reques
 
 
 def _drop_old(jobs: Sequence[ExperimentJob], *, keep: bool) -> None:
-    """Begin those again that other code has computed, or begun, and say so.
+    """Begin those again that other code has computed, or started, and say so.
 
     Args:
         keep: those that it has finished stay.

@@ -42,13 +42,13 @@ class Result(StrictModel):
         seconds: wall-clock time of the job, summed over its interruptions.
         state: address of the last published state.
         scores: of every scored round, by site and name; `loss` is a site's training loss in that round.
-        sums: of every scored round of a run under secure sums, what they say of the sites' own scores, by name.
+        sums: of every scored round of a run under secure aggregation, what they say of the sites' own scores, by name.
         cohorts: by round, the sites whose updates were aggregated.
         train_examples, local_test_examples: sizes of each site's own data; sites without a local test have none.
         test_images: size of the test set that all sites share; 0: there is none.
         code: that computed it.
         machine: the kind of machine that computed it.
-        traffic: by round from 1. Empty under secure sums, whose numbers a simulation does not mask.
+        traffic: by round from 1. Empty under secure aggregation, whose numbers a simulation does not mask.
         trained: by round and site, examples that the site trained on, repetitions counted.
         held_out: by site of `data.held_out_sites` and name, as of `held_out_scores`.
     """
@@ -122,12 +122,12 @@ class ExperimentJob:
         """
         if self.state.exists() and (changes := self.changes(code)):
             raise StateError(
-                f"{self.folder} was begun by other code (changed: {shown(changes)}); the same command begins it again"
+                f"{self.folder} was started by other code (changed: {shown(changes)}); the same command begins it again"
             )
         files.write(self.folder / _CODE, code.model_dump_json().encode())
 
     def changes(self, code: CodeDigest) -> list[str]:
-        """What of the code has changed since the job was computed, or begun; none: nothing, or it was not begun.
+        """What of the code has changed since the job was computed, or started; none: nothing, or it was not started.
 
         Raises:
             ConfigError: a file is none that this version can read.

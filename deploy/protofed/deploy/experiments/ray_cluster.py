@@ -1,4 +1,4 @@
-"""The Ray cluster of `compare --ray` and `simulate --ray`: joined, or begun for the call; jobs as its tasks."""
+"""The Ray cluster of `compare --ray` and `simulate --ray`: joined, or started for the call; jobs as its tasks."""
 
 from __future__ import annotations
 

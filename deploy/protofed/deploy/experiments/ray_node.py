@@ -27,7 +27,7 @@ from protofed.deploy.experiments.jobs import Worker
 from protofed.deploy.progress import end
 
 DATA = "PROTOFED_DATA"
-LOCAL = "local"  # address of a cluster that is begun for the call
+LOCAL = "local"  # address of a cluster that is started for the call
 _LOOK_S = 0.2
 _LOG_BYTES = 8 << 20  # the end of a log that is longer
 

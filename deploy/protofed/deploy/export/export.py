@@ -262,12 +262,12 @@ def _scored(published: PublishedState, chosen: Choice = "newest") -> ModelScores
     return ModelScores(of=_of("; ".join(where), published.round), values=values)
 
 
-def _scored_by(names: Mapping[SiteId, Collection[str]], summed: Sequence[int]) -> list[str]:
+def _scored_by(names: Mapping[SiteId, Collection[str]], aggregated: Sequence[int]) -> list[str]:
     """Who took the global model's scores, and on whose images.
 
     Args:
         names: of the scores that each site sent.
-        summed: for each score from a secure sum, how many sites are in it.
+        aggregated: for each score from a secure aggregation, how many sites are in it.
     """
     evaluators = sorted(site for site, of_site in names.items() if any(LOCAL not in name for name in of_site))
     local = [site for site, of_site in names.items() if any(LOCAL in name for name in of_site)]
@@ -277,8 +277,8 @@ def _scored_by(names: Mapping[SiteId, Collection[str]], summed: Sequence[int]) -
         where.append(f"`global.*` on the test images of {' and '.join(evaluators)}{middle}")
     if local:
         where.append(f"`global.local.*` by {len(local)} site(s), each on test images of its own, their mean")
-    if summed:
-        where.append(f"`global.local.*`: {from_sum(max(summed))}")
+    if aggregated:
+        where.append(f"`global.local.*`: {from_sum(max(aggregated))}")
     if not evaluators:
         where.append("no evaluator scored it")
     return where

@@ -41,7 +41,7 @@ class PublishedState:
         address: its digest in the ledger, checked against the bytes.
         scores: recorded after that round, by site and score name; empty if there are none.
         run: the whole run, now.
-        sums: what a secure sum says of the sites' own scores after that round.
+        sums: what a secure aggregation says of the sites' own scores after that round.
     """
 
     recipe: Recipe
@@ -126,14 +126,14 @@ class KeptRound:
 
     Attributes:
         started_from: digest of the model that the site trained from in that round.
-        memory: what the method carries from round to round at this site.
+        client_state: what the method carries from round to round at this site.
         personal: BODY and HEAD as the training left them.
     """
 
     site: SiteId
     round: int
     started_from: Digest
-    memory: Payload
+    client_state: Payload
     personal: Payload
 
 
@@ -166,8 +166,10 @@ def kept(folder: Path, run: str, round: int | None = None) -> KeptRound:
     number = max(until)
     round_folder = rounds[number]
     facts = _facts(round_folder / "task.json")
-    memory, personal = (_read(round_folder / f"{name}.safetensors") for name in ("memory", "personal"))
-    return KeptRound(str(facts["update"]["site"]), number, Digest(str(facts["task"]["base_digest"])), memory, personal)
+    client_state, personal = (_read(round_folder / f"{name}.safetensors") for name in ("client_state", "personal"))
+    return KeptRound(
+        str(facts["update"]["site"]), number, Digest(str(facts["task"]["base_digest"])), client_state, personal
+    )
 
 
 def no_such_round(folder: Path, run: str, round: int | None) -> ConfigError:

@@ -70,7 +70,7 @@ def global_model(published: PublishedState, allowed: frozenset[str] = frozenset(
         by_class = "--model class:N for a class's, or " if isinstance(half, ClasswiseMethod) else ""
         raise ConfigError(f"method {recipe.method.name} has no global model; take {by_class}--model personal at a site")
     local = _context(recipe, EVALUATOR, published.round, allowed)
-    _client_half(recipe).install(local, sent(half, published.state, EVALUATOR))
+    _client_half(recipe).load_global(local, sent(half, published.state, EVALUATOR))
     return BuiltModel(DeployedModel(local.model, recipe.input), recipe, "global", published.round, published.address)
 
 
@@ -111,14 +111,16 @@ def personal_model(
         CodecError: what the site keeps is of another model.
     """
     half, site = _client_half(recipe), kept_round.site
-    local = _context(recipe, site, kept_round.round, allowed, kept_round.memory, data)
-    if half.declares.personal == "installed":
+    local = _context(recipe, site, kept_round.round, allowed, kept_round.client_state, data)
+    if half.declares.personal == "loaded":
         received = _OnDemand(base)
-        half.install(local, with_own_buffers(received, local))
+        half.load_global(local, with_own_buffers(received, local))
         sent = received.used
         number, address = (kept_round.round, None) if sent is None else (sent.round, sent.address)
     else:
-        half.install(local, _first_broadcast(recipe, local.model, site))  # for the head: all of its numbers are kept
+        half.load_global(
+            local, _first_broadcast(recipe, local.model, site)
+        )  # for the head: all of its numbers are kept
         _load(local.model, kept_round.personal)
         number, address = kept_round.round, kept_round.started_from
     return BuiltModel(DeployedModel(local.model, recipe.input), recipe, "personal", number, address, site)
@@ -130,7 +132,7 @@ def sent_to(published: PublishedState, site: SiteId) -> Payload:
 
 
 class _Context(FitContext):
-    """The context of an `install`: data are loaded when the method asks for them, which few do to predict."""
+    """The context of an `load_global`: data are loaded when the method asks for them, which few do to predict."""
 
     load_data: Callable[[], SiteData] | None = None  # None: an evaluator's, which has no examples to make a model of
 
@@ -175,7 +177,7 @@ def _context(
     site: SiteId,
     round: int,
     allowed: frozenset[str],
-    memory: Payload | None = None,
+    client_state: Payload | None = None,
     load_data: Callable[[], SiteData] | None = None,
 ) -> FitContext:
     """What a site or an evaluator has before it predicts: a new model, and for most methods nothing else that counts.
@@ -193,7 +195,7 @@ def _context(
         classes=recipe.classes,
         plan=recipe.plan,
         rng=torch.Generator().manual_seed(0),
-        memory={part: dict(tensors) for part, tensors in (memory or {}).items()},
+        client_state={part: dict(tensors) for part, tensors in (client_state or {}).items()},
     )
     local.load_data = load_data
     return local

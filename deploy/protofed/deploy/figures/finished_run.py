@@ -96,9 +96,9 @@ class FinishedRun:
             classes=recipe.classes,
             plan=recipe.plan,
             rng=torch.Generator().manual_seed(recipe.seed),
-            memory={},
+            client_state={},
         )
-        self.client_half.install(local, sent(self.server_half, self.state, EVALUATOR))
+        self.client_half.load_global(local, sent(self.server_half, self.state, EVALUATOR))
         return local.model.eval()
 
     def prototypes(self) -> dict[int, Array]:

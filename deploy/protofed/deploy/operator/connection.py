@@ -193,7 +193,7 @@ class Operator:
         return self._call(lambda stub: stub.ForgetSite, pb.ForgetSiteRequest(site=site))
 
     def regroup(self, site: str) -> pb.SiteInfo:
-        """Dissolve a site's group in secure sums; the site as it was, with that group."""
+        """Dissolve a site's group in secure aggregation; the site as it was, with that group."""
         return self._call(lambda stub: stub.RegroupSite, pb.RegroupSiteRequest(site=site))
 
     def consortium(self, coordinator: str = "") -> pb.ConsortiumInfo:

@@ -26,9 +26,9 @@ from protofed.deploy.operator.snapshot import (
 from protofed.deploy.run_view import (
     NOISE_KEEPS,
     NOT_IN_A_SUM,
+    aggregated_sentence,
     best_sentence,
     kept_sentence,
-    summed_sentence,
     warning_lines,
 )
 from protofed.deploy.tables import SCREEN, STYLES, Column, span, styled, terminal
@@ -224,12 +224,12 @@ def _progress(snapshot: RunSnapshot, width: int) -> list[Text]:
 
 
 def _about_scores(snapshot: RunSnapshot, width: int) -> list[Text]:
-    """The best round, which scores are from a secure sum, and which ones sites do not send."""
+    """The best round, which scores are from a secure aggregation, and which ones sites do not send."""
     lines = []
     if snapshot.best is not None:
         lines += _wrapped(best_sentence(snapshot.best), "dim", width)
-    if summed := [score.sites for score in snapshot.scores if score.worst is None]:
-        lines.append(Text(summed_sentence(max(summed)), "dim"))
+    if aggregated := [score.sites for score in snapshot.scores if score.worst is None]:
+        lines.append(Text(aggregated_sentence(max(aggregated)), "dim"))
     if snapshot.noisy:
         lines += _wrapped(NOISE_KEEPS, "dim", width)
     elif snapshot.keeping:

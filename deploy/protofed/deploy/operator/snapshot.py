@@ -15,7 +15,7 @@ from protofed.deploy.tables import span
 from protofed.server.rounds.machine.waiting import BLOCKED, MissingSite
 
 ENDED = ("completed", "failed", "aborted")  # statuses of a run
-FAILED = ("failed", "late", "set-aside")  # task statuses
+FAILED = ("failed", "late", "rejected")  # task statuses
 PUBLISHED = ("published", "degraded")  # outcomes of an attempt
 
 
@@ -77,7 +77,7 @@ class Attempt:
         outcome: open, published, degraded, abandoned, rolled-back, or unfinished if the run ended during it.
         seconds: its duration; None while it is open.
         reported: number of sites that reported, of those `invited`.
-        failed: number of tasks by status: failed, late, set-aside.
+        failed: number of tasks by status: failed, late, rejected.
         missing: invited sites whose update is not in it, or not yet.
     """
 
@@ -97,7 +97,7 @@ class ScoreSnapshot:
     """One score over sites.
 
     Attributes:
-        std, worst: over all sites; None: from a secure sum, which tells of no site alone.
+        std, worst: over all sites; None: from a secure aggregation, which tells of no site alone.
         mean_change, worst_change: since the scored round before; None: the watcher has not seen that.
     """
 

@@ -36,7 +36,7 @@ MAX_PROBLEMS = 20
 MIN_PERIODS = 2  # rounds without which the time left is not estimated
 _ORDINALS = ("next", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 OPEN = ("invited", "started")
-DONE = ("reported", "set-aside")
+DONE = ("reported", "rejected")
 _BAD_STATUSES = ("excluded", "silent", "revoked", "expired", "not-yet-valid")
 # Of an invited site that the server does not list; -1 is unknown, where protobuf's default of 0 would be a number.
 _NEVER = pb.SiteInfo(status="away", progress_age_s=-1.0, progress=-1.0)
@@ -210,14 +210,14 @@ def _attempt(row: pb.RoundInfo, *, ended: bool) -> Attempt:
         reason=printable(row.reason),
         seconds=row.closed_at - row.opened_at if row.closed_at else None,
         invited=len(fits),
-        reported=sum(task.task_status in ("reported", "set-aside") for task in fits),
+        reported=sum(task.task_status in ("reported", "rejected") for task in fits),
         failed=dict(sorted(Counter(task.task_status for task in row.sites if task.task_status in FAILED).items())),
         missing=_missing(row),
     )
 
 
 def _missing(row: pb.RoundInfo) -> tuple[str, ...]:
-    """In a secure sum the masked update counts, and not the keys before it."""
+    """In a secure aggregation the masked update counts, and not the keys before it."""
     updates = (TaskKind.INITIALISE, TaskKind.FIT)
     invited = {task.site for task in row.sites if task.kind in updates}
     counts = (TaskKind.MASK,) if any(task.kind == TaskKind.MASK for task in row.sites) else updates
@@ -230,11 +230,11 @@ def _score(history: WatchHistory, name: str) -> ScoreSnapshot:
     return ScoreSnapshot(
         name=printable(name),
         mean=new.mean,
-        std=None if new.summed else new.std,
-        worst=None if new.summed else new.worst,
+        std=None if new.aggregated else new.std,
+        worst=None if new.aggregated else new.worst,
         sites=new.sites,
         mean_change=None if old is None else new.mean - old.mean,
-        worst_change=None if old is None or new.summed or old.summed else new.worst - old.worst,
+        worst_change=None if old is None or new.aggregated or old.aggregated else new.worst - old.worst,
         lower_is_better=lower_is_better(name),
     )
 

@@ -23,9 +23,9 @@ from protofed.deploy.operator.snapshot_builder import (
 from protofed.deploy.run_view import (
     NOISE_KEEPS,
     NOT_IN_A_SUM,
+    aggregated_sentence,
     best_sentence,
     kept_sentence,
-    summed_sentence,
     warning_lines,
 )
 from protofed.deploy.tables import STATUS, Column, span, styled, terminal
@@ -69,12 +69,12 @@ def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]
 
 
 def _about_scores(detail: pb.RunDetail) -> list[RenderableType]:
-    """The best round, which scores are from a secure sum, and which ones sites do not send."""
+    """The best round, which scores are from a secure aggregation, and which ones sites do not send."""
     parts: list[RenderableType] = []
     if (best := best_snapshot(detail)) is not None:
         parts.append(Text(best_sentence(best)))
-    if summed := [score.sites for score in detail.scores if score.summed]:
-        parts.append(Text(summed_sentence(max(summed)), style="dim"))
+    if aggregated := [score.sites for score in detail.scores if score.aggregated]:
+        parts.append(Text(aggregated_sentence(max(aggregated)), style="dim"))
     if kept_by_noise(detail):
         parts.append(Text(NOISE_KEEPS, style="dim"))
     elif sites := keeping(detail):
@@ -135,7 +135,7 @@ def _reasons(task: pb.SiteTask) -> str:
 
 
 def _number(score: pb.Score, value: float) -> str:
-    return NOT_IN_A_SUM if score.summed else f"{value:.4f}"
+    return NOT_IN_A_SUM if score.aggregated else f"{value:.4f}"
 
 
 def _came_out(reply: pb.VerifyRoundResponse) -> str:
@@ -143,7 +143,7 @@ def _came_out(reply: pb.VerifyRoundResponse) -> str:
 
 
 def _failed(task: pb.SiteTask) -> bool:
-    return task.task_status in ("failed", "late", "set-aside") or bool(task.refusals)
+    return task.task_status in ("failed", "late", "rejected") or bool(task.refusals)
 
 
 RUNS: Sequence[Column[pb.RunInfo]] = (

@@ -31,7 +31,7 @@ WORDS = (
     ),
     ("std", "Population standard deviation over sites: the smaller, the more alike the sites' models are."),
     (
-        "update, refused, set aside",
+        "update, refused, rejected",
         "What a site sends after training; not accepted; accepted, but left out later.",
     ),
     ("degraded round", "One that went on with fewer updates than it wanted."),

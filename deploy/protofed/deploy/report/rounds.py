@@ -16,8 +16,12 @@ from protofed.deploy.tables import Cell, Row, Table
 COLUMNS = 50  # of the calendar; if there are more rounds, several share a column
 TASK_STATUSES = {  # the worst first: letter, class of the style sheet, meaning
     "refused": ("X", "task-refused", "its update was refused, and none was taken"),
-    "set-aside": ("A", "task-aside", "its update was set aside"),
-    "dropped": ("D", "task-aside", "it had trained, and dropped out of the secure sum before its numbers were there"),
+    "rejected": ("A", "task-aside", "its update was rejected"),
+    "dropped": (
+        "D",
+        "task-aside",
+        "it had trained, and dropped out of the secure aggregation before its numbers were there",
+    ),
     "failed": ("F", "task-failed", "it reported that it could not train or hand in an update"),
     "late": ("L", "task-late", "it had not reported when the round closed"),
     "out": ("E", "task-out", "it was excluded, or its certificate revoked"),
@@ -123,8 +127,8 @@ def refusals(record: RunView) -> Section:
         again = f" (attempt {attempt['attempt']})" if attempt["attempt"] > 1 else ""
         key = [f"{attempt['round']}{again}", task["site"]]
         rows += [[*key, u["code"] or u["verdict"], u["reason"], megabytes(u["bytes"])] for u in task["refused"]]
-        if task["task_status"] == "set-aside":
-            rows.append([*key, "set-aside", task["reason"], megabytes(task["received"])])
+        if task["task_status"] == "rejected":
+            rows.append([*key, "rejected", task["reason"], megabytes(task["received"])])
         if task["kind"] == "fit" and _task_status(record, attempt, task) == "unused":
             why = attempt["reason"] or (
                 "the run was rolled back" if attempt["state"] else "the run ended before the round"

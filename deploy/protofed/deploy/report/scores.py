@@ -79,7 +79,7 @@ def curves(record: RunView) -> Section:
 def _about_curves(record: RunView, panels: Sequence[Panel]) -> list[str]:
     """What lines, bands and dashes mean."""
     lead = ["Lines are means over the sites that reported, bands reach from the smallest to the largest value."]
-    if sums := [record.latest_spreads[name].sites for name in CURVES if record.is_summed(name)]:
+    if sums := [record.latest_spreads[name].sites for name in CURVES if record.is_aggregated(name)]:
         lead.append(f"Of the sites' own scores: {from_sum(max(sums))}, and so there is no band.")
     drawn = {panel.baseline[0] for panel in panels if panel.baseline is not None}
     return [*lead, *(meaning for how, meaning in BASELINES.items() if how in drawn)]
@@ -160,9 +160,9 @@ def fairness(record: RunView) -> Section:
     if not names:
         reason = kept or "No site has reported a score of its own model."
         return Section("fairness", "Site by site", missing=[reason])
-    if all(map(record.is_summed, names)):
-        return _summed_fairness(record, names)
-    names = [name for name in names if not record.is_summed(name)]
+    if all(map(record.is_aggregated, names)):
+        return _aggregated_fairness(record, names)
+    names = [name for name in names if not record.is_aggregated(name)]
     sites = sorted({site for name in names for site in record.site_scores(name)})
     looks = zip(names, (BLUE, ORANGE, GREEN, "black"), ("o", "^", "s", "D"), strict=False)
     series = [Series(CURVES[name], record.site_scores(name), colour, marker) for name, colour, marker in looks]
@@ -173,8 +173,8 @@ def fairness(record: RunView) -> Section:
     return Section("fairness", "Site by site", figures=[figure], tables=tables, missing=missing)
 
 
-def _summed_fairness(record: RunView, names: list[str]) -> Section:
-    """How good the sites' own models are, of which a secure sum says the mean alone."""
+def _aggregated_fairness(record: RunView, names: list[str]) -> Section:
+    """How good the sites' own models are, of which a secure aggregation says the mean alone."""
     spreads = {name: record.latest_spreads[name] for name in names}
     rows: list[Row] = [[CURVES[name], formatted(name, of.mean), str(of.sites)] for name, of in spreads.items()]
     table = Table(f"Own models in round {record.newest}, in %", ["score", "mean", "sites"], rows)

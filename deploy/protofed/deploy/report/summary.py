@@ -77,9 +77,9 @@ def tiles(record: RunView) -> list[Tile]:
             headlines.append(Tile(f"Global model, {LABELS[score]}", percent(of_global.mean), note))
     if (own := own_score(record)) is not None:
         spread, worst = latest[own], record.worst(own)
-        summed = ", from a secure sum" if worst is None else ""
+        aggregated = ", from a secure aggregation" if worst is None else ""
         apart = "" if spread.std is None else f"± {100 * spread.std:.1f}; "
-        note = f"{apart}{label(own)}; {counted(spread.sites, 'site')}{summed}"
+        note = f"{apart}{label(own)}; {counted(spread.sites, 'site')}{aggregated}"
         headlines.append(Tile("Sites' own models, mean", percent(spread.mean), note))
         if worst is not None:
             headlines.append(Tile("Worst site's own model", percent(worst[1]), worst[0]))
@@ -158,9 +158,11 @@ def _summed(record: RunView) -> str:
     """Whether the server saw single updates, by what the record has of the rounds."""
     if not (sums := record.sums):
         if record.secure and record.done:  # a server never publishes such a round without masked numbers
-            return "All sites were in one process: their updates were summed as under secure sums, without masks."
+            return (
+                "All sites were in one process: their updates were summed as under secure aggregation, without masks."
+            )
         if record.secure:
-            return "The recipe asks for secure sums, and no round with one is finished."
+            return "The recipe asks for secure aggregation, and no round with one is finished."
         return "Updates were not summed under masks: the server saw the update of each site."
     least, most = min(sums.values()), max(sums.values())
     rounds = f"each of {len(sums)} rounds" if len(sums) > 1 else f"round {min(sums)}"
@@ -348,7 +350,7 @@ def _test_sets(record: RunView) -> list[str]:
         notes.append(f"Own models': each on {_own_test_images(record)} that its site was set up with.")
     if any(".local." in name for name in names):
         notes.append("“On the sites' own test sets”: each site on images of its own that it did not train on.")
-    if sums := [of.sites for name, of in record.latest_spreads.items() if record.is_summed(name)]:
+    if sums := [of.sites for name, of in record.latest_spreads.items() if record.is_aggregated(name)]:
         notes.append(f"Of the sites' own scores: {from_sum(max(sums))}.")
     if MAJORITY not in names:
         notes.append("Accuracy says little where one class is common; how common is not on record.")
@@ -478,7 +480,7 @@ def _site_problems(record: RunView) -> list[str]:
     tasks = [task for _, task in record.tasks() if not task.get("cause")]
     sentences = []
     for kind, which, problem in (
-        ("fit", "set-aside", "handed in updates that were set aside"),
+        ("fit", "rejected", "handed in updates that were rejected"),
         ("initialise", "failed", "reported that they could not make the first model"),
         ("fit", "failed", "reported that they could not train or hand in an update"),
         ("fit", "late", "had not reported when the round closed"),
@@ -490,7 +492,7 @@ def _site_problems(record: RunView) -> list[str]:
         if found := [task for task in tasks if (task["kind"], task["task_status"]) == (kind, which)]:
             sentences.append(f"Sites that {problem}: {listed(_named(found), NAMED_SITES)}.")
     if found := [task for task in tasks if task["kind"] in SUM_STEPS and task["task_status"] in ("failed", "late")]:
-        sentences.append(f"Sites that dropped out of a secure sum: {listed(_named(found), NAMED_SITES)}.")
+        sentences.append(f"Sites that dropped out of a secure aggregation: {listed(_named(found), NAMED_SITES)}.")
     if record.done and (never := sorted(set(record.invited) - set(record.contributors))):
         sentences.append(f"No update of {listed(never, NAMED_SITES)} was ever used.")
     return sentences

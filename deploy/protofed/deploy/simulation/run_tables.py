@@ -48,7 +48,7 @@ class RunLine(NamedTuple):
     phase: str = ""
 
     @property
-    def begun(self) -> Overview | None:
+    def started(self) -> Overview | None:
         """The run, once a round was opened."""
         return self.view if self.view is not None and self.view.began else None
 
@@ -80,7 +80,7 @@ def _method(line: RunLine) -> str:
 
 def _number(head: str, read: Callable[[Overview], str]) -> Column[RunLine]:
     def cell(line: RunLine) -> str:
-        return "–" if line.begun is None else read(line.begun)
+        return "–" if line.started is None else read(line.started)
 
     return Column(head, cell, right=True, overflow="ellipsis")
 
@@ -224,10 +224,14 @@ def _percent(value: Spread | None, *fields: str) -> str:
 
 PROGRESS: Sequence[Column[RunLine]] = (
     Column("method", lambda line: line.recipe.method.name, overflow="ellipsis"),
-    Column("round", lambda line: f"{line.begun.round if line.begun else 0}/{line.recipe.rounds}", overflow="ellipsis"),
+    Column(
+        "round", lambda line: f"{line.started.round if line.started else 0}/{line.recipe.rounds}", overflow="ellipsis"
+    ),
     Column("phase", lambda line: line.phase, overflow="ellipsis"),
     Column(
-        "sites", lambda line: f"{line.begun.reported}/{line.begun.invited}" if line.begun else "–", overflow="ellipsis"
+        "sites",
+        lambda line: f"{line.started.reported}/{line.started.invited}" if line.started else "–",
+        overflow="ellipsis",
     ),
     *(_score(head, name, "mean") for head, name in zip(("GM", "PM(V)", "PM(L)"), HEADLINES, strict=True)),
     _number("MB", lambda view: f"{(view.received + view.sent) / 1e6:.1f}"),

@@ -14,7 +14,7 @@ import structlog
 import torch
 
 from protofed.client.agent.agent import Agent, Site
-from protofed.client.agent.computation import Computation, Elsewhere, ScoredModel, fit, score
+from protofed.client.agent.computation import Computation, RemoteExecutor, ScoredModel, fit, score
 from protofed.client.data.shared import Shared, share
 from protofed.client.data.site import load_sites, load_test
 from protofed.client.data.site_data import SiteData
@@ -34,7 +34,7 @@ from protofed.common.errors import ConfigError, OutOfSpaceError, PolicyViolation
 from protofed.common.payload import Exchange, Part, Payload, SiteId
 from protofed.common.protocol.messages import MAX_BYTES, Assignment, Role, Scores, Task, TaskKind, Verdict
 from protofed.common.protocol.scores import SCALARS
-from protofed.deploy.simulation.sites import TRAINED, DirectLink, TrainingLog, settled_when_summed
+from protofed.deploy.simulation.sites import TRAINED, DirectLink, TrainingLog, settled_when_aggregated
 from protofed.deploy.simulation.workers import Beginning, Block, Crew, Workers
 from protofed.server.access.certificates import Certificates
 from protofed.server.method import joined, sent
@@ -111,7 +111,7 @@ class Simulation:
         """
         newest = self.ledger.newest(self.recipe.name)
         rows = [] if newest is None else self.ledger.updates(self.recipe.name, newest.round)
-        refused = [("the server, of", row.reason, row.task.site) for row in rows if row.verdict is Verdict.INVALID]
+        refused = [("the server, of", row.reason, row.task.site) for row in rows if row.verdict is Verdict.REFUSED]
         refused += [("the policy of", why, site) for site, why in self.violations.items()]
         by_reason: dict[tuple[str, str], set[SiteId]] = {}
         for who, why, site in refused:
@@ -125,7 +125,7 @@ class Simulation:
         any_task = False
         for agent in self.agents:
             if self.workers is not None:
-                self.workers.ahead(_moment(self.run.phase), self._works)
+                self.workers.prefetch(_moment(self.run.phase), self._works)
             if asked(agent.name) and isinstance(agent.step(0.0), Task):
                 any_task = True
                 on_task()
@@ -140,7 +140,7 @@ class Simulation:
         if isinstance(phase, Collecting):  # of a larger cohort, only the first are needed
             invited = invited[: phase.size - len(phase.reported)]
         for agent, task in invited:
-            yield from agent.ahead(task)
+            yield from agent.prefetch(task)
 
 
 def _moment(phase: Phase) -> Hashable:
@@ -190,9 +190,9 @@ def simulated(policy: Policy) -> Policy:
     return Policy(policy.rules.model_copy(update=changes))
 
 
-def summed_here(policy: Policy) -> Policy:
+def aggregated_here(policy: Policy) -> Policy:
     """The policy of a simulated site whose numbers are summed in this process, where nobody masks them."""
-    metrics = policy.rules.metrics | policy.rules.summed_metrics
+    metrics = policy.rules.metrics | policy.rules.aggregated_metrics
     changes = {"secure": "allowed", "hide_class_presence": False, "metrics": metrics}
     return Policy(policy.rules.model_copy(update=changes))
 
@@ -204,7 +204,7 @@ def agents_of(
     device: torch.device | None = None,
     data: Mapping[SiteId, SiteData] | None = None,
     policy: Policy | None = None,
-    elsewhere: Elsewhere | None = None,
+    remote: RemoteExecutor | None = None,
     on_violation: Callable[[SiteId, PolicyViolationError], None] = lambda _site, _violation: None,
     train: Train = train_alone,
 ) -> list[Agent]:
@@ -216,7 +216,7 @@ def agents_of(
         data: the result of `data_of`, if the caller already has it.
         policy: of the sites, without what `simulated` removes; None: `everything`. The evaluator, which holds no
             site's data, always has `everything`.
-        elsewhere: computes for all of them; None: this process does.
+        remote: computes for all of them; None: this process does.
         on_violation: called with what a site's policy refuses.
         train: what carries out a FIT task in this process.
 
@@ -232,7 +232,7 @@ def agents_of(
         return Agent(
             site,
             connect(site.name, site.roles),
-            elsewhere=elsewhere,
+            remote=remote,
             on_refusal=lambda _, violation: on_violation(site.name, violation),
         )
 
@@ -252,7 +252,7 @@ def _sites(
     unrestricted = everything(recipe)
     site_policy = unrestricted if policy is None else simulated(policy)
     if recipe.federation.secure:
-        site_policy = summed_here(site_policy)
+        site_policy = aggregated_here(site_policy)
     shared = device_model(
         recipe, on_device, site_policy.rules.plugins
     )  # one model for all: agents work in turns and load their state first
@@ -296,7 +296,7 @@ def simulation(
 
         def store(name: SiteId) -> Store:
             folder: MemoryStore | DiskStore = MemoryStore() if state is None else DiskStore(state / "sites" / name)
-            kept = settled_when_summed(folder, context.ledger) if recipe.federation.secure else folder
+            kept = settled_when_aggregated(folder, context.ledger) if recipe.federation.secure else folder
             if isinstance(folder, DiskStore):
                 resources.callback(folder.close)
                 resources.callback(kept.newest_counted, recipe.name)  # which settles the last round's
@@ -399,9 +399,9 @@ def _after_training(recipe: Recipe, site: Site, state: Payload, round: int) -> S
     half, run = method_of(recipe), prepare(site, offered)
     base = codec.encode(sent(half, state, site.name))
     task = Task(TaskKind.FIT, recipe.name, round, f"held-out-{site.name}", codec.digest(base), len(base), 0.0)
-    begun = Computation(site.name, run, task, SiteState(), site.policy.rules.min_images_per_unit)
-    outcome = fit(begun, codec.decode(base), DaemonStatus(), NoCheckpoints(), train_alone)
-    own = replace(begun, state=SiteState(round, outcome.memory, outcome.personal), scored=ScoredModel.OWN)
+    started = Computation(site.name, run, task, SiteState(), site.policy.rules.min_images_per_unit)
+    outcome = fit(started, codec.decode(base), DaemonStatus(), NoCheckpoints(), train_alone)
+    own = replace(started, state=SiteState(round, outcome.client_state, outcome.personal), scored=ScoredModel.OWN)
     then = codec.encode(sent(half, joined(half, state, outcome.update), site.name))
     return site.policy.release_scores(score(own, codec.decode(then), DaemonStatus()), noisy=run.noisy).scores
 

@@ -1,4 +1,4 @@
-"""What a simulated site has in place of a daemon's: link, store under secure sums, and a log of its training."""
+"""What a simulated site has in place of a daemon's: link, store under secure aggregation, and a log of its training."""
 
 from __future__ import annotations
 
@@ -80,23 +80,23 @@ class DirectLink:
         return self.runs.heartbeat(run, self.site, self.instance, progress)
 
 
-def settled_when_summed(store: Store, ledger: LedgerReader) -> Store:
-    """A site's store for a run under secure sums: an update counts once it is in a sum, as a daemon's does."""
-    return cast("Store", _SumStore(store, lambda task: _is_summed(ledger, task)))
+def settled_when_aggregated(store: Store, ledger: LedgerReader) -> Store:
+    """A site's store for a run under secure aggregation: an update counts once it is in a sum, as a daemon's does."""
+    return cast("Store", _SumStore(store, lambda task: _is_aggregated(ledger, task)))
 
 
 class _SumStore:
     """Settles what is known by now before anything else is asked of the store.
 
     A daemon sends its numbers when its group is known to be whole. A simulated site hands its update in before, as
-    without sums, and one that was set aside for its group must leave no trace on the site either.
+    without sums, and one that was rejected for its group must leave no trace on the site either.
 
     Args:
-        is_summed: whether an update is in the sum of its round; None: that is not known yet.
+        is_aggregated: whether an update is in the sum of its round; None: that is not known yet.
     """
 
-    def __init__(self, store: Store, is_summed: Callable[[Task], bool | None]) -> None:
-        self._store, self._is_summed = store, is_summed
+    def __init__(self, store: Store, is_aggregated: Callable[[Task], bool | None]) -> None:
+        self._store, self._is_aggregated = store, is_aggregated
         self._waiting: dict[str, tuple[Task, Receipt]] = {}  # by task_id
 
     def settle(self, task: Task, receipt: Receipt) -> None:
@@ -108,13 +108,13 @@ class _SumStore:
 
     def __getattr__(self, name: str) -> Any:
         for task, receipt in list(self._waiting.values()):
-            if (summed := self._is_summed(task)) is not None:
+            if (aggregated := self._is_aggregated(task)) is not None:
                 del self._waiting[task.task_id]
-                self._store.settle(task, receipt if summed else replace(receipt, verdict=Verdict.STALE))
+                self._store.settle(task, receipt if aggregated else replace(receipt, verdict=Verdict.LATE))
         return getattr(self._store, name)
 
 
-def _is_summed(ledger: LedgerReader, task: Task) -> bool | None:
+def _is_aggregated(ledger: LedgerReader, task: Task) -> bool | None:
     row = ledger.task(task.task_id)
     assert row is not None  # noqa: S101  (the ledger gave the task)
     rounds = ledger.rounds(row.run, since=row.round)

@@ -77,8 +77,8 @@ class SiteWorker:
             return WorkResult(number=work.number, failed=f"{type(error).__name__}: {error}"), ()
 
     def _result(self, work: Work, frames: Iterator[bytes]) -> Answer:
-        memory = codec.decode(next(frames))
-        state = SiteState(work.state_round, memory, codec.decode(next(frames)) if work.own_model else None)
+        client_state = codec.decode(next(frames))
+        state = SiteState(work.state_round, client_state, codec.decode(next(frames)) if work.own_model else None)
         dp = None if work.recipe is None else self._noise(work.recipe)
         run = PreparedRun(self._recipe, self._method, self._model, self._data(work.site), work.seed, dp)
         computation = Computation(work.site, run, work.task, state, work.fewest, work.scored)
@@ -104,7 +104,7 @@ def _of_fit(work: Work, outcome: FitOutcome, trained: int) -> Answer:
     result = WorkResult(
         number=work.number, metrics=dict(update.metrics), weight=update.weight, trained=trained, shared=shared
     )
-    return result, [codec.encode(payload) for payload in (update.payload, outcome.memory, own)]
+    return result, [codec.encode(payload) for payload in (update.payload, outcome.client_state, own)]
 
 
 def _same(one: Tensors, other: Tensors) -> bool:

@@ -172,7 +172,7 @@ class _Worker:
 
 
 class Workers:
-    """Computes elsewhere what sites ask for; see `Elsewhere`.
+    """Computes elsewhere what sites ask for; see `RemoteExecutor`.
 
     Args:
         base: the bytes of a base by its digest.
@@ -195,11 +195,11 @@ class Workers:
         for number in range(crew.size):
             crew.start(number, self._beginning)
 
-    def ahead(self, moment: Hashable, works: Callable[[], Iterable[Computation]]) -> None:
+    def prefetch(self, moment: Hashable, works: Callable[[], Iterable[Computation]]) -> None:
         """Begin with what sites will ask for, the longest first; nothing else is expected any more.
 
         Args:
-            moment: what was begun before holds for as long as this is the same, and `works` is not called.
+            moment: what was started before holds for as long as this is the same, and `works` is not called.
         """
         if moment == self._moment:
             return
@@ -207,13 +207,13 @@ class Workers:
         expected = sorted(works(), key=_length, reverse=True)
         jobs = [known.get(work.key) or _Job(next(self._numbers), work) for work in expected]
         self._wanted = {job.work.key: job for job in jobs}
-        begun = {number for worker in self._workers for number in worker.jobs} | self._results.keys()
-        self._waiting = deque(job for job in jobs if job.number not in begun)
+        started = {number for worker in self._workers for number in worker.jobs} | self._results.keys()
+        self._waiting = deque(job for job in jobs if job.number not in started)
         self._results = {job.number: self._results[job.number] for job in jobs if job.number in self._results}
         self._hand_out()
 
     def fit(self, work: Computation) -> FitOutcome | None:
-        """See `Elsewhere`.
+        """See `RemoteExecutor`.
 
         Raises:
             RunFailedError: workers end at this work.
@@ -222,12 +222,12 @@ class Workers:
         if result.failed is not None:
             return None
         self._note(work.task, work.site, result.trained)
-        payload, (memory, own) = codec.view(frames[0]), map(codec.decode, frames[1:])
+        payload, (client_state, own) = codec.view(frames[0]), map(codec.decode, frames[1:])
         personal = {**own, **{part: payload[part] for part in result.shared}}
-        return FitOutcome(Update(work.site, payload, result.metrics, result.weight), memory, personal)
+        return FitOutcome(Update(work.site, payload, result.metrics, result.weight), client_state, personal)
 
     def score(self, work: Computation) -> Scores | None:
-        """See `Elsewhere`.
+        """See `RemoteExecutor`.
 
         Raises:
             RunFailedError: workers end at this work.
@@ -268,11 +268,11 @@ class Workers:
     def _message(self, job: _Job, worker: _Worker) -> tuple[Work, Sequence[bytes]]:
         work = job.work
         sent, worker.base = worker.base != work.task.base_digest, work.task.base_digest
-        own = work.scored is ScoredModel.OWN and work.run.method.declares.personal != "installed"
+        own = work.scored is ScoredModel.OWN and work.run.method.declares.personal != "loaded"
         personal = work.state.personal if own else None
         assert work.task.base_digest is not None  # noqa: S101  (what trains or is scored starts from one)
         frames = [self._base(work.task.base_digest)] if sent else []
-        frames += [codec.encode(payload) for payload in (work.state.memory, personal) if payload is not None]
+        frames += [codec.encode(payload) for payload in (work.state.client_state, personal) if payload is not None]
         header = Work(
             number=job.number,
             site=work.site,

@@ -66,9 +66,9 @@ class ScoresView:
         """The rounds in which a score left by itself."""
         return self._rounds_of(name, self.sent.names)
 
-    def summed(self, name: str) -> set[int]:
-        """The rounds in which a score left in a secure sum alone."""
-        return self._rounds_of(name, self.sent.summed)
+    def aggregated(self, name: str) -> set[int]:
+        """The rounds in which a score left in a secure aggregation alone."""
+        return self._rounds_of(name, self.sent.aggregated)
 
     @property
     def unlisted(self) -> set[int]:
@@ -81,13 +81,13 @@ class ScoresView:
     def plain(self) -> dict[str, Any]:
         """For programs: each round with the names that left (None: too many for the log), and what the names mean.
 
-        `left` has those that left by themselves, `left_in_sums` those that left in a secure sum alone.
+        `left` has those that left by themselves, `left_in_sums` those that left in a secure aggregation alone.
         """
         rows = []
         for scored in self.rounds:
-            gone, summed = (left.get(scored.round, set()) for left in (self.sent.names, self.sent.summed))
+            gone, aggregated = (left.get(scored.round, set()) for left in (self.sent.names, self.sent.aggregated))
             listed = None if UNLISTED in gone else sorted(gone & scored.scores.keys())
-            rows.append({**asdict(scored), "left": listed, "left_in_sums": sorted(summed & scored.scores.keys())})
+            rows.append({**asdict(scored), "left": listed, "left_in_sums": sorted(aggregated & scored.scores.keys())})
         families = sorted({score_family(name) for scored in self.rounds for name in scored.scores})
         return {"rounds": rows, "meanings": {name: meaning(name) for name in families}}
 
@@ -103,17 +103,17 @@ class ScoresView:
             yield terminal([number, *columns], self.rounds, BOXED)
 
     def legend(self) -> Iterator[str]:
-        """What each column means, and whether it left: by itself, in a secure sum, or not at all."""
+        """What each column means, and whether it left: by itself, in a secure aggregation, or not at all."""
         for name in self.names:
             yield f"{name}: {meaning(name)}"
         for how, rounds_of in (
             ("left this site (the policy names it)", self.alone),
-            ("left in a secure sum, as part of a mean over sites", self.summed),
+            ("left in a secure aggregation, as part of a mean over sites", self.aggregated),
         ):
             for name in self.names:
                 if rounds := rounds_of(name):
                     yield f"{how}: {name}, rounds {rounds_text(rounds)}"
-        stayed = [name for name in self.names if not self.alone(name) and not self.summed(name)]
+        stayed = [name for name in self.names if not self.alone(name) and not self.aggregated(name)]
         if self.unlisted:
             more = "more scores left than the audit log lists; the policy names them"
             yield f"rounds {rounds_text(self.unlisted)}: {more}"

@@ -26,7 +26,7 @@ INVENTED = (
 def who_reads(
     own: SiteId, group: Collection[SiteId], listed: Consortium | None, least: int, *, required: bool | None
 ) -> str:
-    """What it takes to learn one site's update alone, in a run with secure sums.
+    """What it takes to learn one site's update alone, in a run with secure aggregation.
 
     Args:
         own: the site.
@@ -39,7 +39,7 @@ def who_reads(
         return _without_list(least, required=required)
     if not group:
         others = f"Together with the others of the group, at least {least - 1} partners of list {listed.number}"
-        chosen = f"The server chooses the group at the first secure sum, {least} sites or more."
+        chosen = f"The server chooses the group at the first secure aggregation, {least} sites or more."
         return f"{chosen} {others}, it reads this site's update alone."
     running = {one.site for one in listed.coordinating}
     inside = sorted(running.intersection(group) - {own})
@@ -59,11 +59,11 @@ def _without_list(least: int, *, required: bool | None) -> str:
             then = (
                 f"the server reads this site's update alone with the others of its group, {least - 1} or more partners"
             )
-            return f"{none}, so this site is in no secure sum. Once one is confirmed, {then}."
+            return f"{none}, so this site is in no secure aggregation. Once one is confirmed, {then}."
         case False:
             return f"{none}. {INVENTED}"
         case None:
-            waits = 'With partners = "confirmed" in its policy, this site is in no secure sum until one is.'
+            waits = 'With partners = "confirmed" in its policy, this site is in no secure aggregation until one is.'
             return f'{none}. {waits} With "first-use": {INVENTED[0].lower()}{INVENTED[1:]}'
 
 
@@ -72,7 +72,7 @@ class PartnersView:
     """What a state folder says of partners.
 
     Attributes:
-        own: this site's identity for secure sums, in hexadecimal digits; empty: no daemon has started here.
+        own: this site's identity for secure aggregation, in hexadecimal digits; empty: no daemon has started here.
         group: that it is summed in; None: none yet.
     """
 

@@ -63,12 +63,12 @@ class SitePlan:
 
     Attributes:
         outgoing: the largest possible update, tensor by tensor.
-        masked: in a run with secure sums, how many numbers of 8 bytes the masked vector has that is sent in its place;
+        masked: under secure aggregation, how many numbers of 8 bytes the masked vector has that is sent in its place;
             None: the update is sent as it is.
         incoming: the broadcast from round 2 on; that of round 1 may lack parts that sites make.
         scalars: names of the scores that the site offers, by the model and data that they are of.
         released: likewise, those that the policy releases by themselves; all without a policy.
-        summed: likewise, those that it releases within a secure sum alone; none in a run without.
+        aggregated: likewise, those that it releases within a secure aggregation alone; none in a run without.
         count_needed: the run weighs sites by their numbers of examples.
         count_leaves: whether the number of examples leaves; None without a policy.
         method_summary: the first line of the client half's docstring, which names what the method keeps at a site.
@@ -79,7 +79,7 @@ class SitePlan:
         limits: each limit of the policy beside what the run asks; none without a policy.
         still_open: sentences on limits that the run may break yet, as what decides them is not known here, and on those
             for which nothing that the site trains would leave.
-        server_view: what the server sees of an update, with secure sums and without.
+        server_view: what the server sees of an update, with secure aggregation and without.
         exchanges: what the method moves between single sites.
         privacy: what its noise is worth; None: it has none.
     """
@@ -90,7 +90,7 @@ class SitePlan:
     incoming: tuple[TensorSpec, ...]
     scalars: ScoreNames
     released: ScoreNames
-    summed: ScoreNames
+    aggregated: ScoreNames
     count_needed: bool
     count_leaves: bool | None
     method_summary: str
@@ -139,7 +139,7 @@ def site_plan(
         partners: of the site; None: not known, as of one that has confirmed none.
 
     Raises:
-        ConfigError: the recipe names an unknown method, model or option, or one that secure sums do not have; or it has
+        ConfigError: the recipe names an unknown method, model or option, or one without secure aggregation; or it has
             noise, and its method does not say what a round costs, or its model has no gradients by example.
         PolicyViolationError: the model is a plug-in that the policy does not name, so its code must not run here.
     """
@@ -174,7 +174,7 @@ def site_plan(
         incoming=describe(sent(server, _after(server, first, update, layout, round_context(recipe, 1, sites)), "site")),
         scalars=scalars,
         released=released_scores(scalars, policy, secure=secure, noisy=noisy),
-        summed=summed_scores(scalars, policy, secure=secure, noisy=noisy, mixes=client.declares.mixes_classes),
+        aggregated=aggregated_scores(scalars, policy, secure=secure, noisy=noisy, mixes=client.declares.mixes_classes),
         count_needed=expected.weight,
         count_leaves=judged.count_leaves,
         method_summary=(type(client).__doc__ or "").strip().splitlines()[0],
@@ -214,7 +214,7 @@ def plain(plan: SitePlan) -> dict[str, Any]:
         },
         "scalars": plan.scalars,
         "released_scalars": plan.released,
-        "summed_scalars": plan.summed,
+        "aggregated_scalars": plan.aggregated,
         "scalars_disclose": {name: discloses(name) for names in plan.scalars.values() for name in names},
         "exchange": {exchange: exchange.discloses for exchange in sorted(plan.exchanges)},
         "example_count": {"needed": plan.count_needed, "leaves": plan.count_leaves},
@@ -327,8 +327,8 @@ def _refused_by(
 ) -> dict[Part, str]:
     """The rule by which the gate keeps each part; a method or a size that is not allowed keeps all of them."""
     form = None if layout is None else layout.form
-    summed = frozenset() if form is None else {form.shares}
-    refusals = dict.fromkeys(NOT_ON_THE_WIRE - summed, "outside simulations")
+    aggregated = frozenset() if form is None else {form.shares}
+    refusals = dict.fromkeys(NOT_ON_THE_WIRE - aggregated, "outside simulations")
     if policy is None:
         return refusals
     if method not in policy.rules.methods:
@@ -433,8 +433,10 @@ def released_scores(offered: ScoreNames, policy: Policy | None, *, secure: bool,
     return {model: tuple(policy.release_scores(dict.fromkeys(names, 0.0)).scores) for model, names in alone.items()}
 
 
-def summed_scores(offered: ScoreNames, policy: Policy | None, *, secure: bool, noisy: bool, mixes: bool) -> ScoreNames:
-    """Those of the offered ones that leave within a secure sum alone; none in a run without.
+def aggregated_scores(
+    offered: ScoreNames, policy: Policy | None, *, secure: bool, noisy: bool, mixes: bool
+) -> ScoreNames:
+    """Those of the offered ones that leave within a secure aggregation alone; none in a run without.
 
     Args:
         mixes: the own model is one that no sum has scores of, as `Declaration.mixes_classes`.
@@ -464,7 +466,7 @@ def sentences(
 
     Args:
         exchanges: what the method moves between single sites.
-        secure: it leaves in a secure sum.
+        secure: it leaves in a secure aggregation.
         noisy: the run has `[plan.dp]`.
 
     What depends on the site's data is stated as a condition, for a plan does not read the data.
@@ -484,9 +486,9 @@ def sentences(
 def _sums(rules: PolicyRules) -> Iterator[str]:
     match rules.secure:
         case "required":
-            yield "Whatever is trained or scored here leaves only in a secure sum (secure)."
+            yield "Whatever is trained or scored here leaves only in a secure aggregation (secure)."
         case "allowed":
-            yield "Updates and the scores named leave with secure sums and without (secure)."
+            yield "Updates and the scores named leave with secure aggregation and without (secure)."
 
 
 def _noise(rules: PolicyRules, noisy: bool) -> Iterator[str]:
@@ -516,7 +518,7 @@ def _classes(rules: PolicyRules, parts: Collection[Part], secure: bool) -> Itera
     if rules.hide_class_presence:
         yield (
             "Nothing that tells of classes leaves, neither a prototype nor a trained model, before a run offers a "
-            "secure sum (hide_class_presence): federation.secure = true."
+            "secure aggregation (hide_class_presence): federation.secure = true."
         )
         return
     if Part.PROTOTYPES in parts and rules.min_samples_per_class > 1:

@@ -27,10 +27,10 @@ def asked(
     """
     plan, images = recipe.plan, recipe.input
     count = "" if model is None else f", {sum(a.size for part in model.values() for a in part.values()):,} numbers"
-    begun_with = {} if (body := recipe.model.pretrained_body) is None else {"pretrained_body": body}
+    started_with = {} if (body := recipe.model.pretrained_body) is None else {"pretrained_body": body}
     return {
         "method": f"{recipe.method.name}{_options(recipe.method.options)}",
-        "model": f"{recipe.model.name}{_options(recipe.model.options | begun_with)}{count}",
+        "model": f"{recipe.model.name}{_options(recipe.model.options | started_with)}{count}",
         "input": f"{list(images.shape)} [channels, height, width], mean {list(images.mean)}, std {list(images.std)}",
         "plan": f"{_training(plan, examples)}{_unusual(plan)}",
         "optimizer": f"{plan.optimizer}, momentum {plan.momentum:g}, weight decay {plan.weight_decay:g}, "

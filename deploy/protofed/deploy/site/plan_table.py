@@ -41,7 +41,10 @@ def show(plan: SitePlan, console: Console, *, tensors: bool | None = None, polic
         ("What the server asks for", lines(plan.asked), *([limits_table(plan.limits)] if plan.limits else [])),
         *([("What its noise is worth", *_privacy(plan))] if plan.privacy is not None else []),
         ("Leaves the site, in every round that it takes part in", outgoing, _total(plan)),
-        (f"What the server sees of it, {'with' if plan.server_view.secure else 'without'} secure sums", *_sight(plan)),
+        (
+            f"What the server sees of it, {'with' if plan.server_view.secure else 'without'} secure aggregation",
+            *_sight(plan),
+        ),
         ("What other sites see of it", _others(plan)),
         (
             "Single numbers beside the tensors",
@@ -109,7 +112,7 @@ def _total(plan: SitePlan) -> str:
 
 
 def _sight(plan: SitePlan) -> Iterator[str]:
-    """What the server sees in this run; then what it would see in the same run with, or without, secure sums."""
+    """What the server sees in this run; then what it would see in the same run with, or without, secure aggregation."""
     server_view = plan.server_view
     yield (
         "\n".join(f"- {each.part}: {server_view.seen(each)}" for each in server_view.parts)
@@ -118,13 +121,13 @@ def _sight(plan: SitePlan) -> Iterator[str]:
     if server_view.secure:
         yield "\n".join(f"- {sentence}" for sentence in server_view.whole)
         plain = [f"- {each.part}: {each.plain or 'It would not leave.'}" for each in server_view.parts]
-        yield "\n".join(["Without secure sums it would see:", *plain])
+        yield "\n".join(["Without secure aggregation it would see:", *plain])
     elif server_view.why_not:
-        yield f"With secure sums there is no such run: {escape(server_view.why_not)}."
+        yield f"With secure aggregation there is no such run: {escape(server_view.why_not)}."
     elif server_view.parts:
-        summed = [f"- {each.part}: {each.summed}" for each in server_view.parts]
+        aggregated = [f"- {each.part}: {each.aggregated}" for each in server_view.parts]
         others = [f"- {sentence}" for sentence in server_view.whole]
-        yield "\n".join(["With federation.secure = true it would see:", *summed, *others])
+        yield "\n".join(["With federation.secure = true it would see:", *aggregated, *others])
 
 
 def _privacy(plan: SitePlan) -> Iterator[str]:
@@ -143,19 +146,19 @@ def _numbers(plan: SitePlan, has_policy: bool) -> Table:
     alone: Column[str] = _words(
         "leave", lambda of: _names([name for name in plan.scalars[of] if name in plan.released[of]])
     )
-    summed: Column[str] = _words("leave in a secure sum alone", lambda of: _names(plan.summed[of]))
+    aggregated: Column[str] = _words("leave in a secure aggregation alone", lambda of: _names(plan.aggregated[of]))
     secure = plan.recipe.federation.secure
     origin: Column[str] = _words("of", str)
-    columns = [origin, alone, *([summed] if secure else [])]
+    columns = [origin, alone, *([aggregated] if secure else [])]
     if has_policy:
-        columns.append(_words(f"stay: not in {'summed_metrics' if secure else 'metrics'}", partial(_staying, plan)))
+        columns.append(_words(f"stay: not in {'aggregated_metrics' if secure else 'metrics'}", partial(_staying, plan)))
     elif not secure:
         columns[1] = replace(alone, head="leave, if a policy names them")
     return terminal(columns, plan.scalars, BOXED)
 
 
 def _staying(plan: SitePlan, of: str) -> str:
-    return _names([name for name in plan.scalars[of] if name not in (*plan.released[of], *plan.summed[of])])
+    return _names([name for name in plan.scalars[of] if name not in (*plan.released[of], *plan.aggregated[of])])
 
 
 def _what_numbers_disclose(plan: SitePlan) -> Iterator[str]:
@@ -166,10 +169,10 @@ def _what_numbers_disclose(plan: SitePlan) -> Iterator[str]:
     if by_sentence:
         yield "What a server can compute from those that leave, with the updates:"
         yield "\n".join(f"- {', '.join(names)}: {sentence}" for sentence, names in by_sentence.items())
-    if any(plan.summed.values()):
-        yield "Of those in a secure sum: how many sites have each, mean and deviation, over three sites or more."
+    if any(plan.aggregated.values()):
+        yield "Of those in a secure aggregation: the number of sites, mean and deviation, over three sites or more."
     if any(
-        len(plan.released[origin]) + len(plan.summed[origin]) < len(names) for origin, names in plan.scalars.items()
+        len(plan.released[origin]) + len(plan.aggregated[origin]) < len(names) for origin, names in plan.scalars.items()
     ):
         yield "The others stay on the site, where `protofed client scores` shows them."
 

@@ -1,4 +1,4 @@
-"""What the server sees of a site's update, part by part, with secure sums and without: read from the method's form."""
+"""What the server sees of a site's update, part by part, with and without secure aggregation: read from its form."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class PartView:
     """One part of an update.
 
     Attributes:
-        summed: what the server sees of it with secure sums; empty: the method has none.
+        aggregated: what the server sees of it with secure aggregation; empty: the method has none.
         plain: and without; empty: it never leaves without them.
     """
 
     part: Part
-    summed: str
+    aggregated: str
     plain: str
 
 
@@ -33,9 +33,9 @@ class ServerView:
     """What the server of a run sees.
 
     Attributes:
-        secure: the run has secure sums.
+        secure: the run has secure aggregation.
         parts: in the order of the update.
-        whole: what it sees besides of a run with secure sums, in sentences; none where the method has none.
+        whole: what it sees besides of a run with secure aggregation, in sentences; none where the method has none.
         why_not: why the method has no sums; empty: it has.
     """
 
@@ -46,7 +46,7 @@ class ServerView:
 
     def seen(self, part: PartView) -> str:
         """What the server of this run sees of a part."""
-        return part.summed if self.secure else part.plain
+        return part.aggregated if self.secure else part.plain
 
 
 def server_view(recipe: Recipe, half: object, parts: Iterable[Part], reads: str) -> ServerView:
@@ -57,7 +57,7 @@ def server_view(recipe: Recipe, half: object, parts: Iterable[Part], reads: str)
         reads: what it takes to read this site's update alone, as of `partners.who_reads`.
 
     Raises:
-        ConfigError: the run has secure sums, and the method has no linear form.
+        ConfigError: the run has secure aggregation, and the method has no linear form.
     """
     secure = recipe.federation.secure
     try:
@@ -77,7 +77,7 @@ def _plain(part: Part) -> str:
 
 
 def _summed(form: SumForm, part: Part, fewest: int) -> str:
-    """The sums that a part is in; by class those of `fewest` holders at least."""
+    """The sums that a part is in; by class those of `fewest` contributors at least."""
     found = []
     if part in form.means:
         weighted = ", weighted by their numbers of examples" if form.weighting == "examples" else ""

@@ -283,8 +283,8 @@ def _sites(tasks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     count = Counter(statuses)
     counts = {
         "invited": len(statuses),
-        "reported": count["reported"] + count["set-aside"],
-        "set_aside": count["set-aside"],
+        "reported": count["reported"] + count["rejected"],
+        "rejected": count["rejected"],
     }
     counts |= {"late": count["late"], "failed": count["failed"]}
     return {f"sites/{name}": float(number) for name, number in counts.items()}

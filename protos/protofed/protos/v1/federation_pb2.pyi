@@ -46,8 +46,8 @@ class _PartEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Part.ValueType],
     """an estimate of the site's class distribution, read from its head's norms"""
     PART_CLASS_MODELS: _Part.ValueType  # 6
     """per-class global models; from the server only"""
-    PART_SECURE_SUM: _Part.ValueType  # 7
-    """messages and masked vectors of a secure sum: see secure_sums.proto"""
+    PART_SECURE_AGGREGATION: _Part.ValueType  # 7
+    """messages and masked vectors of a secure aggregation: see secure_aggregation.proto"""
     PART_CONTROL: _Part.ValueType  # 8
     """control variates: the mean gradient along the site's training"""
     PART_CLASS_GRADIENTS: _Part.ValueType  # 9
@@ -75,8 +75,8 @@ PART_CLASS_SHARES: Part.ValueType  # 5
 """an estimate of the site's class distribution, read from its head's norms"""
 PART_CLASS_MODELS: Part.ValueType  # 6
 """per-class global models; from the server only"""
-PART_SECURE_SUM: Part.ValueType  # 7
-"""messages and masked vectors of a secure sum: see secure_sums.proto"""
+PART_SECURE_AGGREGATION: Part.ValueType  # 7
+"""messages and masked vectors of a secure aggregation: see secure_aggregation.proto"""
 PART_CONTROL: Part.ValueType  # 8
 """control variates: the mean gradient along the site's training"""
 PART_CLASS_GRADIENTS: Part.ValueType  # 9
@@ -168,21 +168,21 @@ class _TaskKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TaskKind.Val
     TASK_KIND_SCORE: _TaskKind.ValueType  # 3
     """score the base, report scores"""
     TASK_KIND_SCORE_SUM: _TaskKind.ValueType  # 4
-    """Of a secure sum, in this order; the base is a blob of secure_sums.proto, and so is what the site uploads.
+    """Of a secure aggregation, in this order; the base is a blob of secure_aggregation.proto, and so is what the site uploads.
     score the base, keep the scores, upload keys; FIT likewise where updates are summed
     """
     TASK_KIND_SHARE: _TaskKind.ValueType  # 5
     """roster: upload sealed shares"""
-    TASK_KIND_HOLDERS: _TaskKind.ValueType  # 6
+    TASK_KIND_CONTRIBUTORS: _TaskKind.ValueType  # 6
     """shares: upload masked flags of the rows that the site holds, where rows need several"""
-    TASK_KIND_AGREE_HOLDERS: _TaskKind.ValueType  # 7
+    TASK_KIND_AGREE_CONTRIBUTORS: _TaskKind.ValueType  # 7
     """survivors: sign them"""
-    TASK_KIND_REVEAL_HOLDERS: _TaskKind.ValueType  # 8
+    TASK_KIND_REVEAL_CONTRIBUTORS: _TaskKind.ValueType  # 8
     """their signatures: reveal shares"""
     TASK_KIND_MASK: _TaskKind.ValueType  # 9
-    """shares, or what tells the numbers of holders: upload the masked values"""
+    """shares, or what tells the numbers of contributors: upload the masked values"""
     TASK_KIND_AGREE: _TaskKind.ValueType  # 10
-    """as for the holders"""
+    """as for the contributors"""
     TASK_KIND_REVEAL: _TaskKind.ValueType  # 11
     TASK_KIND_REFINE: _TaskKind.ValueType  # 12
     """Of an evaluator: train the base, a round's aggregate, on public images, upload what the round publishes."""
@@ -197,43 +197,43 @@ TASK_KIND_FIT: TaskKind.ValueType  # 2
 TASK_KIND_SCORE: TaskKind.ValueType  # 3
 """score the base, report scores"""
 TASK_KIND_SCORE_SUM: TaskKind.ValueType  # 4
-"""Of a secure sum, in this order; the base is a blob of secure_sums.proto, and so is what the site uploads.
+"""Of a secure aggregation, in this order; the base is a blob of secure_aggregation.proto, and so is what the site uploads.
 score the base, keep the scores, upload keys; FIT likewise where updates are summed
 """
 TASK_KIND_SHARE: TaskKind.ValueType  # 5
 """roster: upload sealed shares"""
-TASK_KIND_HOLDERS: TaskKind.ValueType  # 6
+TASK_KIND_CONTRIBUTORS: TaskKind.ValueType  # 6
 """shares: upload masked flags of the rows that the site holds, where rows need several"""
-TASK_KIND_AGREE_HOLDERS: TaskKind.ValueType  # 7
+TASK_KIND_AGREE_CONTRIBUTORS: TaskKind.ValueType  # 7
 """survivors: sign them"""
-TASK_KIND_REVEAL_HOLDERS: TaskKind.ValueType  # 8
+TASK_KIND_REVEAL_CONTRIBUTORS: TaskKind.ValueType  # 8
 """their signatures: reveal shares"""
 TASK_KIND_MASK: TaskKind.ValueType  # 9
-"""shares, or what tells the numbers of holders: upload the masked values"""
+"""shares, or what tells the numbers of contributors: upload the masked values"""
 TASK_KIND_AGREE: TaskKind.ValueType  # 10
-"""as for the holders"""
+"""as for the contributors"""
 TASK_KIND_REVEAL: TaskKind.ValueType  # 11
 TASK_KIND_REFINE: TaskKind.ValueType  # 12
 """Of an evaluator: train the base, a round's aggregate, on public images, upload what the round publishes."""
 Global___TaskKind: _TypeAlias = TaskKind  # noqa: Y015
 
-class _SumSubject:
+class _SumOf:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _SumSubjectEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SumSubject.ValueType], _builtins.type):
+class _SumOfEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SumOf.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    SUM_SUBJECT_UNSPECIFIED: _SumSubject.ValueType  # 0
-    SUM_SUBJECT_UPDATE: _SumSubject.ValueType  # 1
-    SUM_SUBJECT_SCORES: _SumSubject.ValueType  # 2
+    SUM_OF_UNSPECIFIED: _SumOf.ValueType  # 0
+    SUM_OF_UPDATE: _SumOf.ValueType  # 1
+    SUM_OF_SCORES: _SumOf.ValueType  # 2
 
-class SumSubject(_SumSubject, metaclass=_SumSubjectEnumTypeWrapper):
-    """What a secure sum is of."""
+class SumOf(_SumOf, metaclass=_SumOfEnumTypeWrapper):
+    """What a secure aggregation is of."""
 
-SUM_SUBJECT_UNSPECIFIED: SumSubject.ValueType  # 0
-SUM_SUBJECT_UPDATE: SumSubject.ValueType  # 1
-SUM_SUBJECT_SCORES: SumSubject.ValueType  # 2
-Global___SumSubject: _TypeAlias = SumSubject  # noqa: Y015
+SUM_OF_UNSPECIFIED: SumOf.ValueType  # 0
+SUM_OF_UPDATE: SumOf.ValueType  # 1
+SUM_OF_SCORES: SumOf.ValueType  # 2
+Global___SumOf: _TypeAlias = SumOf  # noqa: Y015
 
 class _Verdict:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -246,11 +246,11 @@ class _VerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Verdict.Value
     """it counts"""
     VERDICT_DUPLICATE: _Verdict.ValueType  # 2
     """the same bytes were accepted before; they count once"""
-    VERDICT_STALE: _Verdict.ValueType  # 3
+    VERDICT_LATE: _Verdict.ValueType  # 3
     """the round is closed"""
     VERDICT_NOT_NEEDED: _Verdict.ValueType  # 4
     """the round had all the updates that it wanted"""
-    VERDICT_INVALID: _Verdict.ValueType  # 5
+    VERDICT_REFUSED: _Verdict.ValueType  # 5
     """a check failed: see Receipt.reason"""
 
 class Verdict(_Verdict, metaclass=_VerdictEnumTypeWrapper):
@@ -261,11 +261,11 @@ VERDICT_ACCEPTED: Verdict.ValueType  # 1
 """it counts"""
 VERDICT_DUPLICATE: Verdict.ValueType  # 2
 """the same bytes were accepted before; they count once"""
-VERDICT_STALE: Verdict.ValueType  # 3
+VERDICT_LATE: Verdict.ValueType  # 3
 """the round is closed"""
 VERDICT_NOT_NEEDED: Verdict.ValueType  # 4
 """the round had all the updates that it wanted"""
-VERDICT_INVALID: Verdict.ValueType  # 5
+VERDICT_REFUSED: Verdict.ValueType  # 5
 """a check failed: see Receipt.reason"""
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
 
@@ -410,11 +410,11 @@ class EnrollRequest(_message.Message):
     at once.
     """
     institution: _builtins.str
-    """Of a daemon that can take part in secure sums.
+    """Of a daemon that can take part in secure aggregation.
     as the site's settings say it, for the list of partners; empty: they do not
     """
     identity: _builtins.str
-    """public half of its Ed25519 key for secure sums, 64 hexadecimal digits"""
+    """public half of its Ed25519 key for secure aggregation, 64 hexadecimal digits"""
     consortium: _builtins.str
     """digest of the list of partners that a person at the site has confirmed; empty: none"""
     consortium_number: _builtins.int
@@ -456,7 +456,7 @@ class EnrollResponse(_message.Message):
     CONSORTIUM_FIELD_NUMBER: _builtins.int
     consortium: _builtins.str
     """The list of partners that the server offers, JSON: number, coordinator, and of each partner its site, institution and
-    identity. The site takes part in secure sums once a person there has confirmed this very list. Empty: none.
+    identity. The site takes part in secure aggregation once a person there has confirmed this very list. Empty: none.
     """
     @_builtins.property
     def assignment(self) -> Global___Assignment: ...
@@ -637,8 +637,8 @@ class Task(_message.Message):
     BASE_BYTES_FIELD_NUMBER: _builtins.int
     REMAINING_S_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
-    SUBJECT_FIELD_NUMBER: _builtins.int
-    MEMORY_ROUND_FIELD_NUMBER: _builtins.int
+    SUM_OF_FIELD_NUMBER: _builtins.int
+    STATE_ROUND_FIELD_NUMBER: _builtins.int
     kind: Global___TaskKind.ValueType
     run: _builtins.str
     round: _builtins.int
@@ -653,9 +653,9 @@ class Task(_message.Message):
     """seconds until the round's deadline: no clock of the site is trusted, nor compared"""
     attempt: _builtins.int
     """of the round, from 1"""
-    subject: Global___SumSubject.ValueType
-    """what is summed; only of a secure sum"""
-    memory_round: _builtins.int
+    sum_of: Global___SumOf.ValueType
+    """what is summed; only of a secure aggregation"""
+    state_round: _builtins.int
     """Of FIT: the newest round in which an update of the site stands, i.e. was accepted for an attempt that published a
     state and was not rolled back; 0: none. The site starts from its memory of no later one.
     """
@@ -670,16 +670,16 @@ class Task(_message.Message):
         base_bytes: _builtins.int = ...,
         remaining_s: _builtins.float = ...,
         attempt: _builtins.int = ...,
-        subject: Global___SumSubject.ValueType = ...,
-        memory_round: _builtins.int | None = ...,
+        sum_of: Global___SumOf.ValueType = ...,
+        state_round: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_memory_round", b"_memory_round", "memory_round", b"memory_round"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_state_round", b"_state_round", "state_round", b"state_round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_round", b"_memory_round", "attempt", b"attempt", "base_bytes", b"base_bytes", "base_digest", b"base_digest", "kind", b"kind", "memory_round", b"memory_round", "remaining_s", b"remaining_s", "round", b"round", "run", b"run", "subject", b"subject", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_state_round", b"_state_round", "attempt", b"attempt", "base_bytes", b"base_bytes", "base_digest", b"base_digest", "kind", b"kind", "remaining_s", b"remaining_s", "round", b"round", "run", b"run", "state_round", b"state_round", "sum_of", b"sum_of", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__memory_round: _TypeAlias = _typing.Literal["memory_round"]  # noqa: Y015
-    _WhichOneofArgType__memory_round: _TypeAlias = _typing.Literal["_memory_round", b"_memory_round"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_round) -> _WhichOneofReturnType__memory_round | None: ...
+    _WhichOneofReturnType__state_round: _TypeAlias = _typing.Literal["state_round"]  # noqa: Y015
+    _WhichOneofArgType__state_round: _TypeAlias = _typing.Literal["_state_round", b"_state_round"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__state_round) -> _WhichOneofReturnType__state_round | None: ...
 
 Global___Task: _TypeAlias = Task  # noqa: Y015
 
@@ -724,7 +724,7 @@ class HeartbeatRequest(_message.Message):
     """empty while the daemon has no task"""
     activity: Global___Activity.ValueType
     epoch: _builtins.int
-    """from 1; 0: training has not begun"""
+    """from 1; 0: training has not started"""
     epochs: _builtins.int
     """of the task; 0: it has none"""
     bytes_moved: _builtins.int

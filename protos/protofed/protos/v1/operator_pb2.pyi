@@ -499,7 +499,7 @@ class SiteTask(_message.Message):
     kind: _builtins.str
     """initialise, fit or score"""
     task_status: _builtins.str
-    """invited, started, reported, set-aside, failed, late or not-needed"""
+    """invited, started, reported, rejected, failed, late or not-needed"""
     reason: _builtins.str
     """of the last four"""
     @_builtins.property
@@ -534,17 +534,17 @@ class Score(_message.Message):
     STD_FIELD_NUMBER: _builtins.int
     WORST_FIELD_NUMBER: _builtins.int
     SITES_FIELD_NUMBER: _builtins.int
-    SUMMED_FIELD_NUMBER: _builtins.int
+    AGGREGATED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """such as global.accuracy"""
     mean: _builtins.float
     std: _builtins.float
-    """NaN: from a secure sum"""
+    """NaN: from a secure aggregation"""
     worst: _builtins.float
-    """the smallest, or the largest where less is better; NaN: from a secure sum"""
+    """the smallest, or the largest where less is better; NaN: from a secure aggregation"""
     sites: _builtins.int
-    summed: _builtins.bool
-    """from a secure sum of the sites' own scores: no site's value is known"""
+    aggregated: _builtins.bool
+    """from a secure aggregation of the sites' own scores: no site's value is known"""
     def __init__(
         self,
         *,
@@ -553,11 +553,11 @@ class Score(_message.Message):
         std: _builtins.float = ...,
         worst: _builtins.float = ...,
         sites: _builtins.int = ...,
-        summed: _builtins.bool = ...,
+        aggregated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mean", b"mean", "name", b"name", "sites", b"sites", "std", b"std", "summed", b"summed", "worst", b"worst"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregated", b"aggregated", "mean", b"mean", "name", b"name", "sites", b"sites", "std", b"std", "worst", b"worst"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -834,7 +834,7 @@ class SiteInfo(_message.Message):
 
     @_builtins.property
     def group(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """the sites that secure sums are over together with it, itself among them; empty: none yet"""
+        """the sites that secure aggregation is over together with it, itself among them; empty: none yet"""
 
     def __init__(
         self,

@@ -187,8 +187,8 @@ class Certificates:
                 "`protofed certs list --server HOST:PORT` has them"
             )
         if len({(row.party, row.name) for row in rows}) > 1:
-            holders = ", ".join(f"{row.party} {row.name}" for row in rows)
-            raise ConfigError(f"'{short(which)}' is more than one ({holders}); give a fingerprint")
+            contributors = ", ".join(f"{row.party} {row.name}" for row in rows)
+            raise ConfigError(f"'{short(which)}' is more than one ({contributors}); give a fingerprint")
         return rows
 
     def _valid(self) -> list[CertificateRow]:

@@ -12,8 +12,8 @@ from pydantic import Field
 from protofed.server.method import (
     Array,
     ClassRows,
+    ContributorMeans,
     ExpectedUpdate,
-    HolderMeans,
     Mean,
     Method,
     Part,
@@ -72,7 +72,7 @@ class CReFFServer:
 
     def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """A class that nobody holds keeps its features."""
-        mean, gradients = Mean((Part.BODY, Part.HEAD)), HolderMeans()
+        mean, gradients = Mean((Part.BODY, Part.HEAD)), ContributorMeans()
         for update in updates:
             mean.add(update.payload, weight_of(update, self.weighting))
             gradients.add(update.payload.get(Part.CLASS_GRADIENTS, {}))

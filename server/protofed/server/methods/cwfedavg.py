@@ -34,14 +34,16 @@ from protofed.server.methods.mixtures import FACTORS, distribution, mixed, row, 
 class CwFedAvgServer:
     """Class models w_j^G = sum_i q_ij w_i^L; what site i is sent: w_i = sum_j p_ij w_j^G.
 
-    Under a secure sum the server knows neither w_i^L nor p_ij: it is given sum_i p_i p_ij w_i^L and sum_i p_i p_ij, and
+    Under secure aggregation it knows neither w_i^L nor p_ij: it has sum_i p_i p_ij w_i^L and sum_i p_i p_ij, and
     all sites are sent all class models, of which each makes its own w_i.
     """
 
     global_model: ClassVar[bool] = False
     layers: Literal["all", "head"] = "all"  # class-wise; with "head" the body is FedAvg's (the authors' version 2)
     weighting: Weighting = "uniform"  # p_i: 1/M, or n_i/n from sites that disclose n_i
-    shares: Literal["norms", "true"] = "norms"  # p_ij: p~ of the head's norms, or true ones (simulations, secure sums)
+    shares: Literal["norms", "true"] = (
+        "norms"  # p_ij: p~ of the head's norms, or true ones (simulations, secure aggregation)
+    )
 
     def init(self, model: Payload, context: RoundContext) -> Payload:
         """Every class model is the first model: one row."""

@@ -10,8 +10,8 @@ import numpy as np
 
 from protofed.server.method import (
     Array,
+    ContributorMeans,
     ExpectedUpdate,
-    HolderMeans,
     Mean,
     Method,
     Part,
@@ -35,7 +35,7 @@ class CwFedAvgPrivateServer:
     """Body and head: FedAvg, for training. Class heads: the mean of the heads of the sites that have the class.
 
     Every site is sent all of it and mixes the class heads itself, for its own predictions. It tells which classes it
-    has, never how much of each: p_ij would need a secure sum, so holders count alike.
+    has, never how much of each: p_ij would need a secure aggregation, so contributors count alike.
     """
 
     global_model: ClassVar[bool] = False
@@ -63,7 +63,7 @@ class CwFedAvgPrivateServer:
     def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """A class that nobody has keeps its head."""
         mean = Mean((Part.BODY, Part.HEAD))
-        heads = {name: HolderMeans() for name in state[Part.CLASS_MODELS]}
+        heads = {name: ContributorMeans() for name in state[Part.CLASS_MODELS]}
         for update in updates:
             mean.add(update.payload)
             held = np.flatnonzero(update.payload[Part.CLASS_PRESENCE]["present"] > 0)

@@ -13,8 +13,8 @@ from protofed.server.method import (
     Array,
     ClassRows,
     ConfigError,
+    ContributorMeans,
     ExpectedUpdate,
-    HolderMeans,
     Mean,
     Method,
     Part,
@@ -39,7 +39,7 @@ Means: TypeAlias = Literal["uniform", "similarity", "literal"]
 )
 @dataclass(frozen=True)
 class FedNHServer:
-    """Body: uniform mean. Prototypes: W_c <- unit(rho W_c + (1 - rho) unit(sum over holders of alpha_kc mu_kc))."""
+    """Body: uniform mean. Prototypes: W_c <- unit(rho W_c + (1 - rho) unit(sum_k alpha_kc mu_kc)), contributors k."""
 
     global_model: ClassVar[bool] = True
     prototype_momentum: Annotated[float, Field(ge=0, le=1)] = 0.9  # rho: share of the old prototypes kept
@@ -72,7 +72,7 @@ class FedNHServer:
     def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """Eq. (3) and the smoothing of Algorithm 1; a class that nobody holds keeps its prototype."""
         old = state[Part.PROTOTYPES]["mean"]
-        mean, rows = Mean(self._averaged), HolderMeans()
+        mean, rows = Mean(self._averaged), ContributorMeans()
         for update in updates:
             mean.add(update.payload)
             means = update.payload.get(Part.PROTOTYPES, {})

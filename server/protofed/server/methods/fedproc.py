@@ -9,8 +9,8 @@ from typing import ClassVar
 from protofed.server.method import (
     Array,
     ClassRows,
+    ContributorMeans,
     ExpectedUpdate,
-    HolderMeans,
     Mean,
     Method,
     Part,
@@ -61,7 +61,7 @@ class FedProcServer:
 
     def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """A class that nobody holds keeps its prototype."""
-        mean, prototypes = Mean((Part.BODY, Part.HEAD)), HolderMeans()
+        mean, prototypes = Mean((Part.BODY, Part.HEAD)), ContributorMeans()
         for update in updates:
             mean.add(update.payload, weight_of(update, self.weighting))
             prototypes.add(update.payload.get(Part.PROTOTYPES, {}))

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from protofed.server.method import (
     ClassRows,
+    ContributorMeans,
     ExpectedUpdate,
-    HolderMeans,
     Method,
     Part,
     Payload,
@@ -46,7 +46,7 @@ class FedProtoServer:
 
     def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """A class that nobody holds keeps its prototype."""
-        means = HolderMeans()
+        means = ContributorMeans()
         for update in updates:
             means.add(update.payload.get(Part.PROTOTYPES, {}))
         return {**state, Part.PROTOTYPES: {**state.get(Part.PROTOTYPES, {}), **means.result()}}

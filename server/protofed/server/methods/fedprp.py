@@ -12,8 +12,8 @@ from pydantic import Field
 from protofed.server.method import (
     Array,
     ClassRows,
+    ContributorMeans,
     ExpectedUpdate,
-    HolderMeans,
     Mean,
     Method,
     Part,
@@ -44,7 +44,7 @@ OF_CLIENT = (
 @server_methods.register(Method("fedprp", "FedPRP", "Guo et al., TNNLS 2024", client_options=OF_CLIENT))
 @dataclass(frozen=True)
 class FedPRPServer:
-    """Body: uniform mean, eq. (5). Prototypes: P_c <- beta * mean over holders + (1 - beta) P_c, eq. (8)."""
+    """Body: uniform mean, eq. (5). Prototypes: P_c <- beta * mean over contributors + (1 - beta) P_c, eq. (8)."""
 
     global_model: ClassVar[bool] = True
     prototype_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5  # 1 - beta: share of the old; a new class has none
@@ -63,7 +63,7 @@ class FedPRPServer:
 
     def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """A class that nobody holds keeps its prototype: the server remembers."""
-        body, means = Mean((Part.BODY,)), HolderMeans()
+        body, means = Mean((Part.BODY,)), ContributorMeans()
         for update in updates:
             body.add(update.payload)
             means.add(update.payload.get(Part.PROTOTYPES, {}))

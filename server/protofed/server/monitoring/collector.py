@@ -22,7 +22,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.monitoring import Metric
 from protofed.common.payload import SiteId
 from protofed.common.pki.identity import LiveIdentity
-from protofed.common.protocol.messages import PROTOCOL_VERSION, SUM_STEPS, Activity, Subject, TaskKind
+from protofed.common.protocol.messages import PROTOCOL_VERSION, SUM_STEPS, Activity, SumOf, TaskKind
 from protofed.common.protocol.scores import spreads
 from protofed.common.version import VERSION
 from protofed.server import metrics
@@ -44,7 +44,7 @@ from protofed.server.verdicts import RoundOutcome
 log = structlog.get_logger()
 Families: TypeAlias = Iterable[Family]
 STATUSES = ("queued", "running", "paused", *(outcome.value for outcome in RoundOutcome))
-TASK_STATUSES = ("invited", "started", "reported", "set-aside", "failed", "late", "not-needed")  # of `TaskRow`
+TASK_STATUSES = ("invited", "started", "reported", "rejected", "failed", "late", "not-needed")  # of `TaskRow`
 SITE_STATES = ("excluded", "away", "held", "silent", "working", "idle")
 SCORES = (  # the only names that become labels: sites choose names freely, and each new label costs Prometheus memory
     *("accuracy", "balanced_accuracy", "majority", "auroc", "ece", "many", "medium", "few", "groups", "pm_v", "pm_l"),
@@ -187,9 +187,9 @@ def _state(records: LedgerReader, run: str) -> Families:
     """Age and prototypes of the newest state, and the newest scores, which may be of an earlier round."""
     if (published := records.newest(run, published=True)) is not None:
         tasks = records.tasks(run, published.round, published.attempt)
-        used = TaskKind.AGREE, Subject.UPDATE  # they are asked who is in the sum: those that are
-        if summed := sum((task.kind, task.subject) == used for task in tasks):
-            yield metrics.SUM_SITES.family({(run,): summed})
+        used = TaskKind.AGREE, SumOf.UPDATE  # they are asked who is in the sum: those that are
+        if aggregated := sum((task.kind, task.sum_of) == used for task in tasks):
+            yield metrics.SUM_SITES.family({(run,): aggregated})
         if published.closed_at is not None:
             yield metrics.CHECKPOINT.family({(): published.closed_at})
         prototypes = (

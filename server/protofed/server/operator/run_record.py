@@ -162,7 +162,7 @@ def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, 
     `kept_classes`, of which a robust rule had too few rows to replace the old one;
     warnings: what speaks against the run's models as they are now, by `rounds.model_warnings`: code, round, site (null:
     the global model), text and numbers;
-    scores: by round and site, without scores of single classes, and as `sums` what secure sums say of sites' own (mean,
+    scores: by round and site, without single classes, and as `sums` what secure aggregation says of them (mean,
     population standard deviation and number of sites by name); classes: those, of the newest and the best round;
     best: the best round by the score that the recipe chooses ({round, score, value}), and `kept`, the best round whose
     state is kept; None: no round has that score;
@@ -287,7 +287,7 @@ def read_attempts(
         commits: dict[str, list[UpdateRow]] = {}
         for update in records.updates(run, span):
             commits.setdefault(update.task.task_id, []).append(update)
-            if update.counts and update.task.kind is TaskKind.FIT and update.task.subject is None:
+            if update.counts and update.task.kind is TaskKind.FIT and update.task.sum_of is None:
                 used.setdefault((update.task.round, update.task.attempt), {})[update.task.site] = update.digest
         tasks: dict[tuple[int, int], list[dict[str, Any]]] = {}
         for task in records.tasks(run, span):
@@ -332,10 +332,10 @@ def _task(task: TaskRow, commits: Sequence[UpdateRow], weight_caps: Mapping[tupl
     return {
         "site": task.site,
         "kind": task.kind,
-        "subject": task.subject or "",
+        "sum_of": task.sum_of or "",
         "task_status": task.task_status,
         "cause": _cause(task.reason),
-        "reason": task.reason or next((update.set_aside for update in accepted if update.set_aside), ""),
+        "reason": task.reason or next((update.rejected for update in accepted if update.rejected), ""),
         "sent": task.bytes_sent,
         "received": sum(update.bytes for update in accepted),
         "norm": accepted[0].norm if accepted else None,
@@ -356,8 +356,8 @@ def _cause(reason: str) -> str:
         return "budget"
     if reason in (PauseReason.WITHDRAWN, FailureReason.WITHDRAWN):
         return "withdrawn"
-    begun = {EXCLUDED: "excluded", REVOKED: "revoked", RUN_ENDED: "run-ended", ROLLED_BACK: "rolled-back"}
-    return next((cause for beginning, cause in begun.items() if reason.startswith(beginning)), "")
+    started = {EXCLUDED: "excluded", REVOKED: "revoked", RUN_ENDED: "run-ended", ROLLED_BACK: "rolled-back"}
+    return next((cause for beginning, cause in started.items() if reason.startswith(beginning)), "")
 
 
 def _refused(update: UpdateRow) -> dict[str, Any]:
@@ -394,15 +394,15 @@ def _by_class(
 
 
 def _scored(records: LedgerReader, run: str, rounds: range, *, by_class: bool) -> dict[int, dict[str, Any]]:
-    """Of each round's scores only those of single classes, or only the others: by site, and what secure sums say.
+    """Of each round's scores those of single classes, or the others: by site, and what secure aggregation says.
 
     Rounds without any are left out.
     """
     scores, score_sums = records.scores(run, rounds), records.score_sums(run, rounds)
     found: dict[int, dict[str, Any]] = {}
     for number in sorted(scores.keys() | score_sums.keys()):
-        summed = score_sums.get(number, {}).items()
-        chosen = {name: spread for name, spread in summed if (score_family(name) != name) is by_class}
+        aggregated = score_sums.get(number, {}).items()
+        chosen = {name: spread for name, spread in aggregated if (score_family(name) != name) is by_class}
         sums = {name: {"mean": of.mean, "sites": of.sites} for name, of in chosen.items()}
         sites = _select(scores.get(number, {}), by_class=by_class)
         if sites or sums:
@@ -425,7 +425,7 @@ class Overview:
 
     Attributes:
         began: a round was opened.
-        phase: in words: "not begun", "making the model", "collecting", "summing: <step>", "refining",
+        phase: in words: "not started", "making the model", "collecting", "summing: <step>", "refining",
             "evaluating", "waiting", "abandoned: <reason>", or how the run ended.
         invited, reported: sites of the current (or last) round's fits.
         seconds: from the opening of the first round until the run's end, or until now.
@@ -473,8 +473,8 @@ def overview(ledger: LedgerReader, run: str) -> Overview | None:
         round=number,
         phase=row.reason or "ended" if row.ended_at else _phase(last, {task.kind for task in current}),
         invited=len(fits),
-        # A site whose update was set aside did report: the aggregation left its update out later.
-        reported=sum(task.task_status in ("reported", "set-aside") for task in fits),
+        # A site whose update was rejected did report: the aggregation left its update out later.
+        reported=sum(task.task_status in ("reported", "rejected") for task in fits),
         received=received,
         sent=sent,
         seconds=(row.ended_at or time.time()) - rounds[0].opened_at if rounds else 0.0,
@@ -496,7 +496,7 @@ def _phase(last: RoundRow | None, asked: Collection[TaskKind]) -> str:
         asked: kinds of the newest attempt's tasks.
     """
     if last is None:
-        return "not begun"  # what it waits for, the queue or sites, is not known here
+        return "not started"  # what it waits for, the queue or sites, is not known here
     if last.state is not None:
         return "evaluating" if any(kind in SCORINGS for kind in asked) and not last.scored else "waiting"
     if last.abandoned is not None:

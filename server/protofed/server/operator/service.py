@@ -98,7 +98,7 @@ class SiteReport:
         excluded: why the operator excluded it; empty: it is not.
         certificate_until: when its last valid certificate ends, in Unix time; 0: it has none.
         progress: of its daemon's last heartbeat; None: there was none since it enrolled.
-        group: the sites that secure sums are over together with it, itself among them; empty: none yet.
+        group: the sites that secure aggregation is over together with it, itself among them; empty: none yet.
     """
 
     site: SiteId
@@ -280,16 +280,16 @@ class OperatorApi:
         return report
 
     def regroup(self, site: str, by: str = "") -> SiteReport:
-        """Dissolve the group of secure sums that a site is in; the next sum forms others of its sites.
+        """Dissolve the group of secure aggregation that a site is in; the next sum forms others of its sites.
 
         Returns:
             What the site was.
 
         Raises:
-            ConflictError: a secure sum is open.
+            ConflictError: a secure aggregation is open.
         """
         if not (groups := self._records.groups()):
-            raise ConfigError(f"site '{short(site)}' is in no group: no secure sum was opened yet")
+            raise ConfigError(f"site '{short(site)}' is in no group: no secure aggregation was opened yet")
         named = self._known_site(site, members(groups))
         group, during = group_of(groups, named), self._going_on()
         report = replace(self._site(named, self._records.sites().get(named, [])), group=group)
@@ -314,7 +314,7 @@ class OperatorApi:
         """Offer a list of partners to all sites.
 
         Raises:
-            ConfigError, ConflictError: it is none, or not newer than those before, or a secure sum is open.
+            ConfigError, ConflictError: it is none, or not newer than those before, or a secure aggregation is open.
         """
         during = self._going_on()
         listed = self._runs.offer_partners(document)

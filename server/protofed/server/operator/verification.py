@@ -10,7 +10,7 @@ from itertools import product
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError, OutOfSpaceError, SecureSumError, StateError, short
+from protofed.common.errors import ConfigError, OutOfSpaceError, SecureAggregationError, StateError, short
 from protofed.common.payload import Payload
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.secure_aggregation.groups import Groups
@@ -84,7 +84,7 @@ class _Recomputation:
         """Whether it comes out from this state; None: it is a first one.
 
         Args:
-            known: groups of secure sums.
+            known: groups of secure aggregation.
         """
         for address in [*(update.digest for update in self.used), *([before] if before else []), self.published]:
             if not self.blobs.has(address):
@@ -95,7 +95,7 @@ class _Recomputation:
             recomputed = codec.digest(codec.encode(self._state(before, known)))
         except OutOfSpaceError:
             raise
-        except (SecureSumError, StateError) as error:
+        except (SecureAggregationError, StateError) as error:
             return Verified(VerificationResult.DAMAGED, self.published, reason=str(error))
         finding = VerificationResult.SAME if recomputed == self.published else VerificationResult.DIFFERENT
         return Verified(finding, self.published, recomputed)
@@ -107,7 +107,7 @@ class _Recomputation:
         state = publisher.restore(before).state if before else None
         grouping = Grouping.of_run(self.recipe)
         trained = {update.task.site for update in self.used if update.task.kind is not TaskKind.REFINE}
-        groups = () if grouping is None else grouping.begun(known, trained)
+        groups = () if grouping is None else grouping.started(known, trained)
         most = self.row.statistics.get(WEIGHT_CAP, math.inf)  # none is capped without it
         counted = [capped(update, most) for update in self.used]
         context = round_context(self.recipe, self.row.round, self.row.enrolled)
@@ -129,7 +129,7 @@ def _states_before(row: RoundRow, rows: list[RoundRow]) -> list[Digest | None]:
 
 
 def _groups_then(records: LedgerReader, row: RoundRow, rows: list[RoundRow]) -> list[Groups]:
-    """The groups of secure sums as they may have been when a round was closed, the likeliest first.
+    """The groups of secure aggregation as they may have been when a round was closed, the likeliest first.
 
     One may have been dissolved since.
     """

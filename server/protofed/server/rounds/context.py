@@ -97,7 +97,7 @@ def check_same(recipe: Recipe, known: RunRow) -> None:
     """Check that a run continues with the recipe that it began with.
 
     Raises:
-        StateError: it was begun with another one.
+        StateError: it was started with another one.
     """
     if recipe.fingerprint() != recipe_of(known).fingerprint():
         raise StateError(

@@ -15,7 +15,7 @@ from protofed.common.failpoint import reach
 from protofed.common.payload import SiteId
 from protofed.common.pki.certificate import Party
 from protofed.common.protocol.consortium import Member
-from protofed.common.protocol.messages import PauseReason, Progress, Role, Subject, TaskKind
+from protofed.common.protocol.messages import PauseReason, Progress, Role, SumOf, TaskKind
 from protofed.server.access.certificates import Certificates
 from protofed.server.rounds.machine.waiting import NO_TRAINER
 from protofed.server.storage.ledger import Ledger
@@ -85,7 +85,7 @@ class SitePresence:
         Args:
             roles: that its certificate has: `access.authorization` has checked that.
             pause_reason: why it takes no task yet; such a site is known, but neither enrolled nor alive for a round.
-            member: what it says of itself for secure sums.
+            member: what it says of itself for secure aggregation.
 
         Raises:
             ExcludedError: the operator keeps the site out.
@@ -210,7 +210,7 @@ class SitePresence:
             presence.pause_reason = reason
 
     def member(self, site: SiteId) -> Member:
-        """What a present site said of itself for secure sums. May be called from any thread."""
+        """What a present site said of itself for secure aggregation. May be called from any thread."""
         presence = self._present.get(site)
         return NO_MEMBER if presence is None else presence.member
 
@@ -374,7 +374,7 @@ class Invitations:
         sites: Sequence[SiteId],
         bases: Mapping[SiteId, tuple[Digest, int]],
         write: Callable[[Sequence[TaskRow]], None],
-        subject: Subject | None = None,
+        sum_of: SumOf | None = None,
     ) -> None:
         """Record the tasks (by `write`), wake the sites: in this order, and the bases' blobs are stored before.
 
@@ -389,7 +389,7 @@ class Invitations:
         for site in sites:
             base, nbytes = bases.get(site, (None, 0))
             # 128 random bits: a site cannot guess another site's task id, and no restart can repeat one.
-            task = TaskRow(secrets.token_hex(16), self._run, round, attempt, site, kind, base, nbytes, subject=subject)
+            task = TaskRow(secrets.token_hex(16), self._run, round, attempt, site, kind, base, nbytes, sum_of=sum_of)
             rows.append(task)
         write(rows)
         reach("round-opened")

@@ -337,10 +337,10 @@ class RunQueue:
         log.warning("site forgotten", site=site)
 
     def regroup(self, group: Group) -> None:
-        """Dissolve a group of secure sums: its sites are newcomers in all runs.
+        """Dissolve a group of secure aggregation: its sites are newcomers in all runs.
 
         Raises:
-            ConflictError: a secure sum is open.
+            ConflictError: a secure aggregation is open.
         """
         for run in self._live.values():
             run.check_regrouping()
@@ -353,7 +353,7 @@ class RunQueue:
         """Offer a list of partners; groups with a site that it lacks are dissolved, and open rounds go on without it.
 
         Raises:
-            ConfigError, ConflictError: as of `PartnerList.checked`; or a secure sum is open while a group must end.
+            ConfigError, ConflictError: as of `PartnerList.checked`; or an aggregation is open while a group must end.
         """
         listed = self.partners.checked(document)
         for group in self._ledger.groups():

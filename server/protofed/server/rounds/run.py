@@ -26,7 +26,7 @@ from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConflictError, FailureReason, OutOfSpaceError, StateError
 from protofed.common.payload import Payload, SiteId
-from protofed.common.protocol.messages import SUM_STEPS, Role, Subject, TaskKind
+from protofed.common.protocol.messages import SUM_STEPS, Role, SumOf, TaskKind
 from protofed.common.secure_aggregation.groups import Groups
 from protofed.server.access.certificates import Certificates
 from protofed.server.method import ServerMethod
@@ -66,7 +66,7 @@ class Run:
         paused: no round is opened.
         broken: what broke it, also as it ended: only a new process, from the ledger, can go on.
         invitations: sites' open tasks.
-        sums: its secure sums; None: it has none.
+        sums: its secure aggregation; None: it has none.
         refinements: None: no evaluator makes its states.
 
     Raises:
@@ -90,11 +90,11 @@ class Run:
         self.invitations = Invitations(self.name, context.ledger, context.presence, context.notify)
         self.aggregation = Aggregation(recipe, self.publisher, context, scores.ranking, self.handle)
         self.refinements = Refinements.of_run(self.name, self.method, self.publisher, context, self.invitations)
-        summed = recipe.federation.secure and not context.simulated
-        self.sums = SumRounds(recipe, self.method, context, self.invitations) if summed else None
-        holders = self.sums is not None and self.sums.holders
+        secure = recipe.federation.secure and not context.simulated
+        self.sums = SumRounds(recipe, self.method, context, self.invitations) if secure else None
+        contributors = self.sums is not None and self.sums.contributors
         refined = self.refinements is not None
-        self._rules = RoundRules.of(recipe, simulated=context.simulated, holders=holders, refined=refined)
+        self._rules = RoundRules.of(recipe, simulated=context.simulated, contributors=contributors, refined=refined)
         self._scoring = Scoring(recipe, context, scores, self.sums, self._rules)
         self._events = deque[phases.Event | Computed]()
         self._stepping = False
@@ -188,7 +188,7 @@ class Run:
             self.invitations.clear()  # later scores are dropped, and no restart waits for them again
         self._disk_full = self._disk_full and not effects
         step = self.name, before, event, self.phase, effects, now
-        count(self._context.metrics, *step, summed=self._rules.summed)
+        count(self._context.metrics, *step, secure=self._rules.secure)
         if not isinstance(before, type(self.phase)) and isinstance(self.phase, phases.Idle | phases.FinishedPhase):
             self._warnings.look()
         closed = isinstance(before, phases.Aggregating) or phases.is_scoring(before)
@@ -207,7 +207,7 @@ class Run:
             case phases.Aggregate(phase, complete, groups):
                 if groups:
                     self._ledger.keep_groups(groups)
-                return self._begun(AggregationJob(phase, complete, self.invitations.clear()))
+                return self._started(AggregationJob(phase, complete, self.invitations.clear()))
             case phases.AskRefinement(phase):
                 assert self.refinements is not None  # noqa: S101  (no other run has such effects)
                 self.refinements.ask(phase)
@@ -216,13 +216,13 @@ class Run:
                 self.refinements.recall(reason)
             case phases.Refine(phase):
                 assert self.refinements is not None  # noqa: S101
-                return self._begun(self.refinements.job(phase))
+                return self._started(self.refinements.job(phase))
             case phases.Abandon(round_, attempt, reason):
                 self._ledger.abandon(self.name, round_, attempt, reason, self.invitations.clear())
                 log.warning("round abandoned", run=self.name, round=round_, attempt=attempt, reason=reason)
             case phases.AskScores(phase):
-                kind, subject = (TaskKind.SCORE_SUM, Subject.SCORES) if phase.summed else (TaskKind.SCORE, None)
-                self._invite(kind, phase.round, phase.attempt, phase.awaited, self._ledger.invite, subject)
+                kind, sum_of = (TaskKind.SCORE_SUM, SumOf.SCORES) if phase.secure else (TaskKind.SCORE, None)
+                self._invite(kind, phase.round, phase.attempt, phase.awaited, self._ledger.invite, sum_of)
             case phases.Finish(phase):
                 self._ledger.end_run(self.name, phase.reason, phase.outcome)
                 log.info("run finished", run=self.name, reason=phase.reason, outcome=phase.outcome.value)
@@ -231,7 +231,7 @@ class Run:
                 assert_never(effect)
         return ()
 
-    def _begun(self, job: AggregationJob) -> Iterable[phases.Event]:
+    def _started(self, job: AggregationJob) -> Iterable[phases.Event]:
         return self._followed(self.aggregation.begin(job, self._state))
 
     def _followed(self, outcome: Outcome | None) -> Iterable[phases.Event]:
@@ -250,8 +250,8 @@ class Run:
         of_phase = phase.round, phase.attempt, phase.size, phase.quorum
         row = RoundRow(self.name, *of_phase, enrolled=phase.enrolled)
         kind = TaskKind.FIT if phase.round else TaskKind.INITIALISE
-        subject = Subject.UPDATE if phase.round and self._rules.summed else None
-        self._invite(kind, phase.round, phase.attempt, phase.cohort, lambda t: self._ledger.open_round(row, t), subject)
+        sum_of = SumOf.UPDATE if phase.round and self._rules.secure else None
+        self._invite(kind, phase.round, phase.attempt, phase.cohort, lambda t: self._ledger.open_round(row, t), sum_of)
 
     def _invite(
         self,
@@ -260,10 +260,10 @@ class Run:
         attempt: int,
         sites: Sites,
         write: Callable[[Sequence[TaskRow]], None],
-        subject: Subject | None = None,
+        sum_of: SumOf | None = None,
     ) -> None:
         bases = {} if self._state is None else self.publisher.broadcasts(self._state, sorted(sites), attempt)
-        self.invitations.send(kind, number, attempt, sorted(sites), bases, write, subject)
+        self.invitations.send(kind, number, attempt, sorted(sites), bases, write, sum_of)
 
     def _close(self) -> None:
         """The run has ended: nobody and nothing is waited for."""
@@ -323,7 +323,7 @@ class Run:
         number = 0 if isinstance(self.phase, phases.FinishedPhase) else self.phase.round
         trainers, groups = self._scoring.askable(tick.trainers, tick.groups, number), tick.groups
         if self._rules.grouping is not None:
-            groups = self._rules.grouping.begun(groups, trainers)
+            groups = self._rules.grouping.started(groups, trainers)
         return phases.Aggregated(tick.now, evaluators, trainers, groups)
 
     @property
@@ -417,7 +417,7 @@ class Run:
         self._context.notify(None)
 
     def check_regrouping(self) -> None:
-        """Check that no secure sum is open, whose groups must stay.
+        """Check that no secure aggregation is open, whose groups must stay.
 
         Raises:
             ConflictError: one is.
@@ -426,7 +426,7 @@ class Run:
         is_open = isinstance(self.phase, phases.Summing | phases.Aggregating)
         if rules.secure and (is_open or self.waits_for_space):
             raise ConflictError(
-                f"run '{self.name}' has a secure sum open at this moment, and its groups must stay to its end; pause "
+                f"run '{self.name}' has a secure aggregation open, and its groups must stay to its end; pause "
                 f"the run, and try again when it is over (each step takes {rules.sum_step_s:.0f} s at most)"
             )
 
@@ -500,15 +500,15 @@ class Run:
             self.refinements.restore(last.aggregate)
         log.info("run resumed", run=self.name, round=last.round)
         tasks = self._ledger.tasks(self.name, last.round, last.attempt)
-        summing_scores = [task for task in tasks if task.kind in SUM_STEPS and task.subject is Subject.SCORES]
+        summing_scores = [task for task in tasks if task.kind in SUM_STEPS and task.sum_of is SumOf.SCORES]
         self.invitations.take_up(summing_scores or tasks)  # a sum of scores waits for no evaluator
         tries = sum(row.round == last.round and row.abandoned is not None for row in rounds)
         required = frozenset(self.recipe.federation.required_sites)
-        due = self._rules.summed and self._rules.owns_due(last.round)
+        due = self._rules.secure and self._rules.owns_due(last.round)
         there = self._present()
         scorers = self._scoring.askable(there.trainers, there.groups, last.round) if due else phases.NOBODY
-        now, holders = self._context.clock(), self._rules.holders
-        return self._grouped(resumed(last, tasks, now, tries, required, holders=holders, scorers=scorers))
+        now, contributors = self._context.clock(), self._rules.contributors
+        return self._grouped(resumed(last, tasks, now, tries, required, contributors=contributors, scorers=scorers))
 
     def _grouped(self, phase: phases.Phase) -> phases.Phase:
         return phase if self._rules.grouping is None else grouped(phase, self._groups, self._rules.grouping)
@@ -523,13 +523,13 @@ def count(
     effects: Sequence[phases.Effect],
     now: float,
     *,
-    summed: bool,
+    secure: bool,
 ) -> None:
     """Count one step of the state machine, once it is carried out: on a full disk it may be tried many times.
 
     Args:
         now: seconds of the coordinator's monotonic clock.
-        summed: the run has secure sums.
+        secure: the run has secure aggregation.
     """
     metrics.phase_changed(run, phases.name(before), phases.name(after), now)
     if abandoned := any(isinstance(effect, phases.Abandon) for effect in effects):
@@ -541,7 +541,7 @@ def count(
             metrics.sum_step_ended(step, now - opened, len(_dropouts(before, event, after)))
             if abandoned or _gives_no_scores(before, event, after):
                 metrics.sum_abandoned(step, _failure(before, event))
-        case phases.Aggregating(round=number) if summed and abandoned and number:  # what was revealed opens nothing
+        case phases.Aggregating(round=number) if secure and abandoned and number:  # what was revealed opens nothing
             metrics.sum_abandoned(TaskKind.REVEAL, SumFailure.UNUSABLE)
         case phases.Collecting():  # with its quorum a round is abandoned only because its sum cannot begin
             reported = before.reported | _arrived(before.cohort, event)
@@ -566,7 +566,7 @@ def _dropouts(before: phases.Summing, event: phases.Event, after: phases.Phase) 
 def _gives_no_scores(before: phases.Summing, event: phases.Event, after: phases.Phase) -> bool:
     """Whether a sum of own scores has ended without what it needs to be opened; its round is not abandoned for that."""
     goes_on, stopped = isinstance(after, phases.Summing), isinstance(event, phases.Stop | phases.Broken)
-    if before.subject is not Subject.SCORES or goes_on or stopped:
+    if before.sum_of is not SumOf.SCORES or goes_on or stopped:
         return False
     revealed = before.reported | _arrived(before.cohort, event) if before.step is SUM_STEPS[-1] else phases.NOBODY
     return isinstance(event, phases.Insufficient) or len(revealed) < before.threshold

@@ -218,7 +218,7 @@ UPLOADS_KEPT_S = 24 * 3600.0  # of an unfinished upload, after its last chunk
 
 @dataclass(frozen=True)
 class _Announced:
-    """An upload that was begun: the task it answers and its manifest."""
+    """An upload that was started: the task it answers and its manifest."""
 
     upload: Upload
     run: str
@@ -364,7 +364,7 @@ class FederationService(rpc.FederationServicer):
             task_id,
             manifest.digest,
         ):
-            raise ProtocolError("this names another run, round, task or digest than the upload was begun with")
+            raise ProtocolError("this names another run, round, task or digest than the upload was started with")
         # First, whether it can count: else its bytes need not be read, and the model that it starts from may be gone.
         told = site, instance, task_id, manifest
         receipt = await self._control(lambda: self._runs.intake(announced.run).verdict_if_closed(*told))
@@ -422,10 +422,10 @@ class FederationService(rpc.FederationServicer):
     async def _close(self, upload: Upload, verdict: Verdict) -> None:
         """Drop an upload that was judged, and its task's others, too, unless it is INVALID: other verdicts close it."""
         uploads, of_task = self._blobs.uploads, (upload.site, upload.task_id)
-        if verdict is not Verdict.INVALID and uploads.has_of(*of_task):
+        if verdict is not Verdict.REFUSED and uploads.has_of(*of_task):
             await self._transfer(uploads.drop_of, *of_task)
             self._forget()
-        elif verdict is Verdict.INVALID and upload in uploads:
+        elif verdict is Verdict.REFUSED and upload in uploads:
             await self._transfer(uploads.drop, upload)
             self._forget()
 
@@ -435,7 +435,7 @@ class FederationService(rpc.FederationServicer):
         self._examinations.forget_but({known.upload for known in self._uploads.values()})
 
     def _count_resumed(self, upload: Upload, received: Collection[int]) -> int:
-        """Count the chunks received before; each once, however often the upload is begun again."""
+        """Count the chunks received before; each once, however often the upload is started again."""
         earlier = self._uploads.get(str(upload))
         self._metrics.chunks_resumed(max(0, len(received) - (earlier.resumed if earlier else 0)))
         return len(received)

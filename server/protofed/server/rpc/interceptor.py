@@ -142,7 +142,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._cut_short: set[asyncio.Task[None]] = set()
         self.failure: DiskFailureError | None = None
         self.on_denied: Callable[[DeniedBecause], None] = lambda _: None
-        self._denied: set[tuple[str, DeniedBecause]] = set()  # holders of whom it is logged
+        self._denied: set[tuple[str, DeniedBecause]] = set()  # contributors of whom it is logged
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any

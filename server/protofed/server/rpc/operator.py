@@ -154,9 +154,9 @@ def _page(rounds: list[RoundReport], *, newest: bool) -> list[RoundReport]:
 
 
 def _score(name: str, spread: Spread) -> pb.Score:
-    summed = spread.worst is None
+    aggregated = spread.worst is None
     std, worst = (math.nan if value is None else value for value in (spread.std, spread.worst))  # 0 would be a value
-    return pb.Score(name=name, mean=spread.mean, std=std, worst=worst, sites=spread.sites, summed=summed)
+    return pb.Score(name=name, mean=spread.mean, std=std, worst=worst, sites=spread.sites, aggregated=aggregated)
 
 
 def _run(report: RunReport) -> pb.RunInfo:

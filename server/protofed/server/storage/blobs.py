@@ -326,7 +326,7 @@ class FolderBlobs:
         """The data of a complete upload, durable as such: it may be sealed.
 
         Raises:
-            IncompleteUploadError: chunks are missing, or the upload was never begun.
+            IncompleteUploadError: chunks are missing, or the upload was never started.
             CodecError: the whole is not what was announced; it is dropped.
         """
         return self.uploads.check(upload)
@@ -338,7 +338,7 @@ class FolderBlobs:
         the blob, and the site finds its chunks.
 
         Raises:
-            IncompleteUploadError: it was not checked since it was begun, or is gone.
+            IncompleteUploadError: it was not checked since it was started, or is gone.
         """
         self.uploads.link(upload, self._path(upload.address))
         failpoint.reach("upload-sealed")

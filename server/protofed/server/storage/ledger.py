@@ -14,14 +14,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import StateError
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import Receipt, Scores, Subject, TaskKind, Verdict
+from protofed.common.protocol.messages import Receipt, Scores, SumOf, TaskKind, Verdict
 from protofed.common.protocol.scores import Spread
 from protofed.common.secure_aggregation.groups import Group, Groups
 from protofed.server.storage import schema as db
 from protofed.server.storage.database import IN_MEMORY, open_ledger, state_error, writer
 from protofed.server.storage.reader import LedgerReader, here
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, TaskRow, UpdateRow
-from protofed.server.verdicts import ROLLED_BACK, RUN_ENDED, RoundOutcome, SetAsideReason
+from protofed.server.verdicts import ROLLED_BACK, RUN_ENDED, Rejection, RoundOutcome
 
 OPEN = ("invited", "started")
 TASK_COLUMNS = [field.name for field in fields(TaskRow)]
@@ -40,8 +40,8 @@ _AGGREGATIONS = select(db.rounds.c.aggregations).where(here(db.rounds, *OF_ATTEM
 _ATTEMPT = update(db.rounds).where(here(db.rounds, *OF_ATTEMPT))
 _OPEN_OF_ATTEMPT = update(db.tasks).where(here(db.tasks, *OF_ATTEMPT), _STILL_OPEN)
 _OPEN_OF_SITE = update(db.tasks).where(here(db.tasks, *OF_ATTEMPT, "site"), _STILL_OPEN)
-_OPEN_OF_SUBJECT = update(db.tasks).where(here(db.tasks, *OF_ATTEMPT, "subject"), _STILL_OPEN)
-_OPEN_OF_SITE_AND_SUBJECT = update(db.tasks).where(here(db.tasks, *OF_ATTEMPT, "site", "subject"), _STILL_OPEN)
+_OPEN_OF_SUM = update(db.tasks).where(here(db.tasks, *OF_ATTEMPT, "sum_of"), _STILL_OPEN)
+_OPEN_OF_SITE_AND_SUM = update(db.tasks).where(here(db.tasks, *OF_ATTEMPT, "site", "sum_of"), _STILL_OPEN)
 _OPEN_TASK = update(db.tasks).where(here(db.tasks, "task_id"), _STILL_OPEN)
 _TASK = update(db.tasks).where(here(db.tasks, "task_id"))
 _REPORTED = _TASK.values(task_status="reported")
@@ -49,7 +49,7 @@ _SCORED = update(db.rounds).where(here(db.rounds, "run", "round"), db.rounds.c.s
 _OPEN_OF_SCORES = (
     update(db.tasks)
     .where(here(db.tasks, "run", "round"), _STILL_OPEN)
-    .where(or_(db.tasks.c.kind == TaskKind.SCORE, db.tasks.c.subject == Subject.SCORES))
+    .where(or_(db.tasks.c.kind == TaskKind.SCORE, db.tasks.c.sum_of == SumOf.SCORES))
     .values(task_status="late")
 )
 _RECEIPTS = select(db.updates.c.task_id, db.updates.c.reason, db.updates.c.digest, db.updates.c.record_hash).where(
@@ -225,7 +225,7 @@ class Ledger(LedgerReader):
             connection.execute(_NEW_TASK, [_columns(task) for task in tasks])
 
     def count_aggregation(self, run: str, round: int, attempt: int, by: int = 1) -> int:
-        """Note that the aggregation of an attempt is begun (1), or has ended no process (-1); how many then count."""
+        """Note that the aggregation of an attempt is started (1), or has ended no process (-1); how many then count."""
         with self._write() as connection:
             connection.execute(_COUNT_AGGREGATION, {**_attempt(run, round, attempt), "by": by})
             return int(connection.execute(_AGGREGATIONS, _attempt(run, round, attempt)).scalar_one())
@@ -250,15 +250,15 @@ class Ledger(LedgerReader):
         # What follows is another computation: a server that dies in it has not died in this one.
         self._advance(run, round, attempt, task_status, silent, **found, aggregations=0)
 
-    def set_aside(self, update_row: UpdateRow, why: SetAsideReason) -> None:
+    def reject(self, update_row: UpdateRow, why: Rejection) -> None:
         """Leave an accepted update out of the aggregation; it stays where it is."""
         task_id = update_row.task.task_id
         accepted = (db.updates.c.task_id == task_id) & (db.updates.c.verdict == Verdict.ACCEPTED)
         with self._write() as connection:
-            connection.execute(update(db.updates).where(accepted).values(set_aside=why.text, code=why.code))
-            connection.execute(_TASK, {"of_task_id": task_id, "task_status": "set-aside", "reason": why.text})
+            connection.execute(update(db.updates).where(accepted).values(rejected=why.text, code=why.code))
+            connection.execute(_TASK, {"of_task_id": task_id, "task_status": "rejected", "reason": why.text})
         of_task = {"run": update_row.task.run, "task_id": task_id, "site": update_row.task.site}
-        self._promise("set-aside", **of_task, code=why.code, reason=why.text)
+        self._promise("rejected", **of_task, code=why.code, reason=why.text)
 
     def publish(
         self,
@@ -326,10 +326,10 @@ class Ledger(LedgerReader):
             groups: of the sum's sites; those that are not known yet are kept, of sites alone excepted.
         """
         first = tasks[0]
-        of_sum = {**_attempt(first.run, first.round, first.attempt), "of_subject": first.subject}
+        of_sum = {**_attempt(first.run, first.round, first.attempt), "of_subject": first.sum_of}
         with self._write() as connection:
-            _close_tasks(connection, _OPEN_OF_SITE_AND_SUBJECT, of_sum, status, silent)
-            connection.execute(_OPEN_OF_SUBJECT, {**of_sum, "task_status": status})
+            _close_tasks(connection, _OPEN_OF_SITE_AND_SUM, of_sum, status, silent)
+            connection.execute(_OPEN_OF_SUM, {**of_sum, "task_status": status})
             connection.execute(_NEW_TASK, [_columns(task) for task in tasks])
             _keep_groups(connection, groups)
 
@@ -389,12 +389,12 @@ class Ledger(LedgerReader):
             names: those that may be summed: of single sites none of them stays.
         """
         of_attempt = {"run": run, "round": round, "attempt": attempt}
-        summed, known = (
+        aggregated, known = (
             and_(*(table.c[key] == value for key, value in of_attempt.items())) for table in (db.scores, db.score_sums)
         )
         rows = [{**of_attempt, "name": name, "mean": each.mean, "sites": each.sites} for name, each in sums.items()]
         with self._write() as connection:
-            connection.execute(delete(db.scores).where(summed, db.scores.c.name.in_(names)))
+            connection.execute(delete(db.scores).where(aggregated, db.scores.c.name.in_(names)))
             connection.execute(delete(db.score_sums).where(known))
             if rows:
                 connection.execute(_NEW_SCORE_SUM, rows)

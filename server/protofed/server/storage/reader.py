@@ -25,7 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from protofed.common.codec import Digest
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import TRAININGS, Subject, TaskKind, Verdict
+from protofed.common.protocol.messages import TRAININGS, SumOf, TaskKind, Verdict
 from protofed.common.protocol.scores import Spread
 from protofed.common.secure_aggregation.groups import Groups, in_order
 from protofed.server.storage import schema as db
@@ -133,8 +133,8 @@ _SHARING = (
 )
 _IN_ATTEMPT = and_(*(db.rounds.c[name] == db.updates.c[name] for name in ("run", "round", "attempt")))
 _TRAINED = or_(
-    (db.tasks.c.kind == TaskKind.FIT) & db.tasks.c.subject.is_(None),
-    (db.tasks.c.kind == TaskKind.MASK) & (db.tasks.c.subject == Subject.UPDATE),
+    (db.tasks.c.kind == TaskKind.FIT) & db.tasks.c.sum_of.is_(None),
+    (db.tasks.c.kind == TaskKind.MASK) & (db.tasks.c.sum_of == SumOf.UPDATE),
 )
 # By site, as the first that is found is the newest: a long run has many.
 _SITES = select(db.updates.c.site).where(here(db.updates, "run")).distinct().subquery()
@@ -254,7 +254,7 @@ class LedgerReader:
         return [_task(row) for row in self._read(_TASKS, of_run=run, **_span(round), **_attempts(attempt))]
 
     def groups(self, at: float | None = None) -> Groups:
-        """The groups that secure sums of all runs are over.
+        """The groups that the secure aggregations of all runs are over.
 
         Args:
             at: as they were then, in Unix time; None: as they are now.
@@ -308,7 +308,7 @@ class LedgerReader:
     def moved(self, run: str) -> tuple[int, int]:
         """Bytes of a run's accepted updates, and of what sites were asked to fetch to train, sum and refine."""
         taken = select(func.sum(db.updates.c.bytes)).where(db.updates.c.run == run)
-        of_updates = db.tasks.c.kind.in_(sorted(TRAININGS)) | (db.tasks.c.subject == Subject.UPDATE)
+        of_updates = db.tasks.c.kind.in_(sorted(TRAININGS)) | (db.tasks.c.sum_of == SumOf.UPDATE)
         sent = select(func.sum(db.tasks.c.base_bytes)).where(db.tasks.c.run == run, of_updates)
         found = (self._read(taken.where(db.updates.c.verdict == Verdict.ACCEPTED)), self._read(sent))
         received, asked = (int(rows[0][0] or 0) for rows in found)
@@ -349,7 +349,7 @@ class LedgerReader:
     def score_sums(
         self, run: str, round: int | range | None = None, names: Collection[str] | None = None
     ) -> dict[int, dict[str, Spread]]:
-        """What secure sums say of sites' own scores, by round (or of one, or some) and name (or some); as `scores`."""
+        """What secure aggregation says of own scores, by round (or one, or some) and name (or some); as `scores`."""
         query = _of_rounds(self._scores_of(run, db.score_sums), db.score_sums, round)
         if names is not None:
             query = query.where(db.score_sums.c.name.in_(names))
@@ -449,8 +449,8 @@ def _round(row: Row[Any]) -> RoundRow:
 
 
 def _task(row: Row[Any]) -> TaskRow:
-    subject = None if row.subject is None else Subject(row.subject)
-    return TaskRow(**{**row._mapping, "kind": TaskKind(row.kind), "subject": subject})
+    sum_of = None if row.sum_of is None else SumOf(row.sum_of)
+    return TaskRow(**{**row._mapping, "kind": TaskKind(row.kind), "sum_of": sum_of})
 
 
 def _update(row: Row[Any], task: TaskRow) -> UpdateRow:
@@ -464,5 +464,5 @@ def _update(row: Row[Any], task: TaskRow) -> UpdateRow:
         row.weight,
         row.code,
         row.norm,
-        row.set_aside,
+        row.rejected,
     )

@@ -10,15 +10,15 @@ from blake3 import blake3
 
 from protofed.common.codec import Digest
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import TRAININGS, Receipt, Subject, TaskKind, Verdict
+from protofed.common.protocol.messages import TRAININGS, Receipt, SumOf, TaskKind, Verdict
 from protofed.server.verdicts import RoundOutcome
 
 
 @dataclass(frozen=True)
 class TaskRow:
-    """One invitation and what became of it; `subject` says what is summed, of a step of a secure sum or its beginning.
+    """One invitation and what became of it; `sum_of` says what is summed, of secure aggregation.
 
-    `task_status`: invited, started, reported; failed (it said so), late, not-needed; set-aside: it reported, and its
+    `task_status`: invited, started, reported; failed (it said so), late, not-needed; rejected: it reported, and its
     update was
     left out. `reason` explains the last four.
     """
@@ -33,7 +33,7 @@ class TaskRow:
     base_bytes: int
     task_status: str = "invited"
     reason: str = ""
-    subject: Subject | None = None
+    sum_of: SumOf | None = None
 
     @property
     def asks_for_update(self) -> bool:
@@ -43,13 +43,13 @@ class TaskRow:
     @property
     def label(self) -> str:
         """Its kind as records show it: a sum of scores has the steps of one of updates, in the same attempt."""
-        of_scores = self.subject is Subject.SCORES and self.kind is not TaskKind.SCORE_SUM
+        of_scores = self.sum_of is SumOf.SCORES and self.kind is not TaskKind.SCORE_SUM
         return f"score-{self.kind}" if of_scores else self.kind
 
     @property
     def bytes_sent(self) -> int:
         """Bytes that the site is asked to fetch to train, to sum what it trained, and to refine."""
-        return self.base_bytes if self.kind in TRAININGS or self.subject is Subject.UPDATE else 0
+        return self.base_bytes if self.kind in TRAININGS or self.sum_of is SumOf.UPDATE else 0
 
     @property
     def is_open(self) -> bool:
@@ -62,9 +62,9 @@ class UpdateRow:
     """One commit and its verdict.
 
     Attributes:
-        code: of a refusal, which `reason` explains, or of what `set_aside` explains.
+        code: of a refusal, which `reason` explains, or of what `rejected` explains.
         norm: Euclidean, of the update less the model that it starts from; None where it was not taken.
-        set_aside: why an accepted update was left out of the aggregation; None: it was not.
+        rejected: why an accepted update was left out of the aggregation; None: it was not.
     """
 
     task: TaskRow
@@ -76,7 +76,7 @@ class UpdateRow:
     weight: float | None
     code: str = ""
     norm: float | None = None
-    set_aside: str | None = None
+    rejected: str | None = None
 
     @property
     def is_accepted(self) -> bool:
@@ -86,7 +86,7 @@ class UpdateRow:
     @property
     def counts(self) -> bool:
         """Whether the aggregation uses it."""
-        return self.is_accepted and self.set_aside is None
+        return self.is_accepted and self.rejected is None
 
     def receipt(self) -> Receipt:
         """The receipt of this row; its record_hash commits the server to all of it."""
@@ -105,13 +105,11 @@ class UpdateRow:
 def one_a_site(rows: Iterable[UpdateRow]) -> list[UpdateRow]:
     """Of the commits of one attempt, one for each site whose update the state is made of.
 
-    Under secure sums what it commits first says that it has trained; its update is in the sum if it sent it masked.
+    Under secure aggregation its first commit says that it has trained; its update is in the sum if it sent it masked.
     """
     counted = [row for row in rows if row.counts]
-    masked = {row.task.site for row in counted if row.task.kind is TaskKind.MASK and row.task.subject is Subject.UPDATE}
-    return [
-        row for row in counted if row.task.asks_for_update and (row.task.subject is None or row.task.site in masked)
-    ]
+    masked = {row.task.site for row in counted if row.task.kind is TaskKind.MASK and row.task.sum_of is SumOf.UPDATE}
+    return [row for row in counted if row.task.asks_for_update and (row.task.sum_of is None or row.task.site in masked)]
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ class RoundRow:
         aggregate: digest of what an evaluator refines to that state; None: nobody does, or it is not there yet.
         complete: it used every update that it wanted.
         abandoned: why, if it was.
-        aggregations: times that its aggregation was begun.
+        aggregations: times that its aggregation was started.
         rolled_back: the run went back to an earlier round afterwards.
         statistics: what its state says of itself in numbers; see `rounds.aggregation.publisher`.
         enrolled: N of methods: trainers that the run could invite when it was opened.

@@ -45,7 +45,7 @@ rounds = Table(
     Column("complete", Boolean),  # it used every update it wanted
     Column("abandoned", String),  # why, if it was
     Column("scored", Boolean, nullable=False, default=False),
-    Column("aggregations", Integer, nullable=False, server_default=text("0")),  # times its aggregation was begun
+    Column("aggregations", Integer, nullable=False, server_default=text("0")),  # times its aggregation was started
     Column("rolled_back", Boolean, nullable=False, server_default=false()),  # the run went back to an earlier round
     Column("statistics", JSON),  # what the state says of itself in numbers; NULL: it published none
 )
@@ -62,7 +62,7 @@ tasks = Table(
     Column("base_bytes", BYTES, nullable=False),
     Column("task_status", String(16), nullable=False),
     Column("reason", String, nullable=False, default=""),
-    Column("subject", String(16)),  # what is summed; NULL: the task is not of a secure sum
+    Column("sum_of", String(16)),  # what is summed; NULL: the task is not of a secure aggregation
     Index("tasks_of_round", "run", "round"),
 )
 updates = Table(
@@ -75,14 +75,14 @@ updates = Table(
     Column("site", SITE, nullable=False),
     Column("task_id", String(64), nullable=False),
     Column("verdict", String(16), nullable=False),
-    Column("code", String(24), nullable=False, server_default=""),  # of what reason or set_aside explains
+    Column("code", String(24), nullable=False, server_default=""),  # of what reason or rejected explains
     Column("reason", String, nullable=False),
     Column("digest", String(64), nullable=False),
     Column("bytes", BYTES, nullable=False),
     Column("metrics", JSON, nullable=False),
     Column("weight", Float),
     Column("norm", Float),  # of the update less the model that it starts from
-    Column("set_aside", String),  # why an accepted update was left out of the aggregation; NULL: it was not
+    Column("rejected", String),  # why an accepted update was left out of the aggregation; NULL: it was not
     Column("record_hash", String(64), nullable=False),
     Column("at", Float, nullable=False),
     Index(
@@ -122,7 +122,7 @@ scores = Table(
     Column("name", String(64), primary_key=True),
     Column("value", Float, nullable=False),
 )
-score_sums = Table(  # of sites' own scores that left in a secure sum only: what it says, and no site's value
+score_sums = Table(  # of sites' own scores that left in a secure aggregation only: what it says, and no site's value
     "score_sums",
     metadata,
     Column("run", String(64), primary_key=True),

@@ -86,7 +86,7 @@ def test_the_overview_has_healthy_sites_too_with_what_they_do_and_their_last_pro
 
 def test_a_run_shows_each_verdict_with_its_reason(troubled: Browser) -> None:
     text = troubled.get(f"/runs/{RUN}")
-    for status in ("set-aside", "failed", "refused", "degraded"):
+    for status in ("rejected", "failed", "refused", "degraded"):
         assert f">{status}<" in text
     tasks = troubled.get(f"/runs/{RUN}/rounds/1/1")
     for site in ("site-1", "site-4", "site-5"):
@@ -102,7 +102,7 @@ def test_a_run_says_why_it_has_no_scores_of_the_sites_own(troubled: Browser, mon
 
 def test_a_sign_means_what_it_means_in_a_report(troubled: Browser) -> None:
     text = troubled.get(f"/runs/{RUN}")
-    for status in ("reported", "invited", "set-aside", "failed", "late"):
+    for status in ("reported", "invited", "rejected", "failed", "late"):
         letter, _, _ = TASK_STATUSES[status]
         assert f"<b>{letter}</b>" in text or f">{letter}<" in text, status
 

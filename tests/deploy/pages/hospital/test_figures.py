@@ -148,10 +148,10 @@ def test_stamps() -> None:
 
 
 def table(
-    rounds: int, left: Mapping[int, set[str]], *names: str, summed: Mapping[int, set[str]] | None = None
+    rounds: int, left: Mapping[int, set[str]], *names: str, aggregated: Mapping[int, set[str]] | None = None
 ) -> ScoresView:
     every = [OwnRoundScores(n, "2026-11-25T06:30:00Z", dict.fromkeys(names, n / 100)) for n in range(1, rounds + 1)]
-    return ScoresView(every, HandedIn(names=dict(left), summed=dict(summed or {})))
+    return ScoresView(every, HandedIn(names=dict(left), aggregated=dict(aggregated or {})))
 
 
 def test_scores_that_left_are_filled_and_those_that_stayed_hollow() -> None:
@@ -169,14 +169,14 @@ def test_scores_that_left_are_filled_and_those_that_stayed_hollow() -> None:
     assert figures.scores_sketch(table(3, {}, "train.own"), {}) is None
 
 
-def test_scores_that_left_in_a_secure_sum_are_half_filled() -> None:
+def test_scores_that_left_in_a_secure_aggregation_are_half_filled() -> None:
     name = "personal.local.accuracy"
-    sketch = figures.scores_sketch(table(3, {2: {name}}, name, summed={1: {name}}), {})
+    sketch = figures.scores_sketch(table(3, {2: {name}}, name, aggregated={1: {name}}), {})
     assert sketch is not None
     (axes,) = sketch.draw(WIDE).axes
     marks = {xs(line)[0]: line.get_fillstyle() for line in axes.lines if len(xs(line)) == 1}
     assert marks == {1: "bottom", 2: "full", 3: "full"}
-    assert "1 of 3 left, 1 of 3 left in a secure sum" in sketch.description
+    assert "1 of 3 left, 1 of 3 left in a secure aggregation" in sketch.description
 
 
 def test_of_many_rounds_all_are_on_the_line_and_some_have_marks() -> None:

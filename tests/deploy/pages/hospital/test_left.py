@@ -30,7 +30,7 @@ def state(tmp_path: Path) -> Path:
 
 
 def secure_round(journal: Journal, number: int) -> None:
-    """What a site sends in a round under a secure sum, in the form of a daemon's records."""
+    """What a site sends in a round under a secure aggregation, in the form of a daemon's records."""
 
     def sent(call: str, size: int, task: str, **facts: Any) -> None:
         about = {"run": "sum", "round": number, "task_id": task, **facts}
@@ -43,7 +43,7 @@ def secure_round(journal: Journal, number: int) -> None:
             journal.append("task", kind=kind, base_digest="", **about)
             if kind == "fit":
                 journal.append("privacy", **about)
-            sent("BeginUpload", 90, task, parts=[["secure-sum", 1, 800]])
+            sent("BeginUpload", 90, task, parts=[["secure-aggregation", 1, 800]])
             sent("CommitUpload", 10, task)
             journal.append("answered", call="CommitUpload", digest=f"CommitUpload-{task}", verdict="accepted")
 
@@ -81,7 +81,7 @@ def outside(html: str) -> list[str]:
     return [line.strip() for line in parser.lines if line.strip()]
 
 
-def test_three_rounds_of_secure_sums_are_a_sentence_and_three_lines_made_from_the_records(
+def test_three_rounds_of_secure_aggregation_are_a_sentence_and_three_lines_made_from_the_records(
     state: Path,
 ) -> None:
     (state / AUDIT).unlink()
@@ -93,12 +93,14 @@ def test_three_rounds_of_secure_sums_are_a_sentence_and_three_lines_made_from_th
     browser = Browser(client_page(state, None, "site-1"))
     sentence, *lines = outside(browser.client.get("/left").text)
     assert lines == [
-        f"sum, round {number}: update in a secure sum with noise, scores in a secure sum; 1.0 kB"
+        f"sum, round {number}: update in a secure aggregation with noise, scores in a secure aggregation; 1.0 kB"
         for number in (3, 2, 1)
     ]
     since = stamp(next(record.at for record in read if record.event == "sent"))
     assert sentence.startswith(f"Since {since} UTC, 3.0 kB in 3 rounds of 1 run have left this site, to hub:8443: ")
-    assert sentence.endswith("3 updates in a secure sum, scores in a secure sum of 3 rounds; 3 rounds had noise.")
+    assert sentence.endswith(
+        "3 updates in a secure aggregation, scores in a secure aggregation of 3 rounds; 3 rounds had noise."
+    )
     log = SiteLog(state)
     log.look()
     for line in round_lines(log.leavings()):
@@ -115,7 +117,7 @@ def test_a_line_says_what_left_alone_what_in_a_sum_and_what_the_policy_kept(stat
     journal.append("refused", run="kept", round=2, task_id="t", why="no")
     journal.append("refused", run="other", round=1, task_id="u", why="no")
     journal.append("task", kind="fit", run="sum", round=1, task_id="f", base_digest="")
-    facts: dict[str, Any] = {"run": "sum", "round": 1, "task_id": "f", "parts": [["secure-sum", 1, 8]]}
+    facts: dict[str, Any] = {"run": "sum", "round": 1, "task_id": "f", "parts": [["secure-aggregation", 1, 8]]}
     journal.append("sent", call="BeginUpload", digest="d", bytes=9, facts=facts)
     journal.close()
     log = SiteLog(state)
@@ -124,7 +126,7 @@ def test_a_line_says_what_left_alone_what_in_a_sum_and_what_the_policy_kept(stat
     told = {(line.run, line.round): line.what for line in lines}
     assert told["kept", 2] == "update alone, scores alone, kept by the policy"
     assert told["other", 1] == "kept by the policy"
-    assert told["sum", 1] == "keys and shares of a secure sum", "no masked update has left"
+    assert told["sum", 1] == "keys and shares of a secure aggregation", "no masked update has left"
     assert "in 3 rounds of 2 runs" in summary(lines)
     assert summary(lines).endswith("; the policy kept back 2 items.")
     assert summary([line for line in lines if line.run == "other"]) == (

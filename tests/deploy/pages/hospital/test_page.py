@@ -97,7 +97,7 @@ def approval(state: Path) -> dict[str, str]:
 
 def test_the_list_of_partners_is_read_and_confirmed(pages: Pages, state: Path, tmp_path: Path) -> None:
     browser = pages("standard")
-    assert "takes part in no secure sum: no list of partners is confirmed here" in browser.get("/")
+    assert "takes part in no secure aggregation: no list of partners is confirmed here" in browser.get("/")
     assert "The server offers no list" in browser.get("/partners")
     sites = {"site-1": state, **{site: tmp_path / "others" / site for site in ("north", "south")}}
     offered_list = listed(sites, coordinator="Hospital north")
@@ -111,7 +111,7 @@ def test_the_list_of_partners_is_read_and_confirmed(pages: Pages, state: Path, t
         assert not (state / CONFIRMED).exists()
     browser.post("/partners", {"code": offered_list.code, "sure": "yes"})
     assert f"Code <code>{offered_list.code}</code>" in browser.get("/partners")
-    assert "takes part in no secure sum" not in browser.get("/")
+    assert "takes part in no secure aggregation" not in browser.get("/")
     [(event, facts)] = decided(state)
     assert (event, facts["code"], facts["by"]) == ("partners-confirmed", offered_list.code, "ann")
 
@@ -243,10 +243,10 @@ def test_values_that_were_disclosed_are_shown(pages: Pages, state: Path) -> None
     assert "global.accuracy 0.5625" in pages().get("/left")
 
 
-def test_a_message_of_a_secure_sum_left_by_the_rule_about_sums(pages: Pages, state: Path) -> None:
+def test_a_message_of_a_secure_aggregation_left_by_the_rule_about_sums(pages: Pages, state: Path) -> None:
     journal = Journal(state / AUDIT)
     journal.append("task", kind="mask", run="kept", round=3, task_id="m3", base_digest="")
-    facts: dict[str, Any] = {"run": "kept", "round": 3, "task_id": "m3", "parts": [["secure-sum", 1, 800]]}
+    facts: dict[str, Any] = {"run": "kept", "round": 3, "task_id": "m3", "parts": [["secure-aggregation", 1, 800]]}
     journal.append("sent", call="BeginUpload", digest="d", bytes=90, facts=facts)
     commit: dict[str, Any] = {"run": "kept", "round": 3, "task_id": "m3"}
     journal.append("sent", call="CommitUpload", digest="e", bytes=10, facts=commit)
@@ -256,7 +256,7 @@ def test_a_message_of_a_secure_sum_left_by_the_rule_about_sums(pages: Pages, sta
     log.look()
     newest = log.leavings()[0]
     assert (newest.what, newest.rules, newest.size, newest.outcome) == ("mask", ["secure"], 100, "not-needed")
-    assert "secure sum, step mask" in pages().get("/left")
+    assert "secure aggregation, step mask" in pages().get("/left")
 
 
 def test_long_logs_are_paged(pages: Pages, state: Path) -> None:
@@ -473,21 +473,21 @@ def test_own_scores_by_round_and_whether_they_left(pages: Pages, state: Path, of
     assert 'id="handed-in"' not in browser.get(f"/runs/{RUN}")
 
 
-def test_own_scores_that_left_in_a_secure_sum_have_not_stayed(pages: Pages, state: Path) -> None:
+def test_own_scores_that_left_in_a_secure_aggregation_have_not_stayed(pages: Pages, state: Path) -> None:
     kept = OwnScores(state / SCORES)
     kept.record("kept", 3, {"loss": 0.5})
     journal = Journal(state / AUDIT)
     at: dict[str, Any] = {"run": "kept", "round": 3, "attempt": 1, "subject": "scores"}
     journal.append("masked", scores=["loss"], **at)
-    journal.append("summed", sites=["ann", "bob", "eva"], **at)
+    journal.append("aggregated", sites=["ann", "bob", "eva"], **at)
     journal.close()
     text = pages().get("/runs/kept")
-    assert "in a secure sum, as part of a mean over sites: rounds 3" in text
-    assert "scores in a secure sum, as part of a mean over sites, rounds 3" in text
+    assert "in a secure aggregation, as part of a mean over sites: rounds 3" in text
+    assert "scores in a secure aggregation, as part of a mean over sites, rounds 3" in text
     assert "no, it stayed" not in text
     notes = pages().get("/left")
     assert "left under masks, round 3 of run kept, attempt 1: loss" in notes
-    assert "secure sum opened, round 3 of run kept, attempt 1: the scores of ann, bob, eva" in notes
+    assert "secure aggregation opened, round 3 of run kept, attempt 1: the scores of ann, bob, eva" in notes
 
 
 def test_what_is_not_there_is_said(pages: Pages, offered: Recipe) -> None:

@@ -19,7 +19,7 @@ from protofed.server.operator.run_record import overview
 from protofed.server.operator.verification import VerificationResult, verify_round
 from protofed.server.rounds.machine import phases
 from protofed.server.storage.blobs import FolderBlobs, MemoryBlobs
-from protofed.server.verdicts import RejectionCode, RoundOutcome
+from protofed.server.verdicts import RefusalCode, RoundOutcome
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, Later, MakeLab
@@ -131,10 +131,10 @@ def test_what_it_sends_is_judged_as_every_update_is(refining: Lab, spoilt: str) 
         "nan": {**good, Part.HEAD: {"weight": np.full((3, 2), np.nan, np.float32)}},
         "far": refining.model(1e5),
     }[spoilt]
-    codes = {"shape": RejectionCode.TENSORS, "part": RejectionCode.TENSORS}
-    codes |= {"nan": RejectionCode.NOT_FINITE, "far": RejectionCode.NORM}
-    assert refining.push("eva", bad).verdict is Verdict.INVALID
-    (refused,) = [row for row in refining.ledger.updates("test", 1) if row.verdict is Verdict.INVALID]
+    codes = {"shape": RefusalCode.TENSORS, "part": RefusalCode.TENSORS}
+    codes |= {"nan": RefusalCode.NOT_FINITE, "far": RefusalCode.NORM}
+    assert refining.push("eva", bad).verdict is Verdict.REFUSED
+    (refused,) = [row for row in refining.ledger.updates("test", 1) if row.verdict is Verdict.REFUSED]
     assert refused.code == codes[spoilt]
     assert refining.push("eva", good).verdict is Verdict.ACCEPTED
     assert refining.value == 4.0
@@ -142,7 +142,7 @@ def test_what_it_sends_is_judged_as_every_update_is(refining: Lab, spoilt: str) 
 
 def test_how_far_it_may_move_the_mean_does_not_grow_with_the_sites_models(make: MakeLab) -> None:
     lab = trained(make(**FEDIC, federation={"max_relative_norm": 1.0}).begin(), ann=-4.0, bob=0.0, cyd=7.0)
-    assert lab.push("eva", lab.model(2.5)).verdict is Verdict.INVALID  # the mean is 1.0, and moves by 1.0 at most
+    assert lab.push("eva", lab.model(2.5)).verdict is Verdict.REFUSED  # the mean is 1.0, and moves by 1.0 at most
     assert lab.push("eva", lab.model(1.75)).verdict is Verdict.ACCEPTED
 
 
@@ -156,7 +156,7 @@ def test_a_repeated_upload_counts_once(refining: Lab) -> None:
     task = refining.task("eva")
     assert refining.push("eva", refining.model(4.0), task).verdict is Verdict.ACCEPTED
     assert refining.push("eva", refining.model(4.0), task).verdict is Verdict.DUPLICATE
-    assert refining.push("eva", refining.model(5.0), task).verdict is Verdict.INVALID  # equivocation
+    assert refining.push("eva", refining.model(5.0), task).verdict is Verdict.REFUSED  # equivocation
     assert refining.value == 4.0
 
 
@@ -216,7 +216,7 @@ def test_one_that_is_late_is_asked_again_with_another_task(refining: Lab) -> Non
     again = refining.task("eva")
     assert (again.kind, again.base_digest) == (TaskKind.REFINE, late.base_digest)
     assert again.task_id != late.task_id
-    assert refining.push("eva", refining.model(4.0), late).verdict is Verdict.STALE
+    assert refining.push("eva", refining.model(4.0), late).verdict is Verdict.LATE
     assert refining.push("eva", refining.model(5.0), again).verdict is Verdict.ACCEPTED
     assert refining.value == 5.0
 
@@ -273,14 +273,14 @@ def test_a_server_that_died_in_the_aggregation_has_not_died_in_the_refinement(ma
     assert lab.value == 4.0
 
 
-def test_a_damaged_upload_is_set_aside_and_asked_for_again(make: MakeLab, workshop: Later) -> None:
+def test_a_damaged_upload_is_rejected_and_asked_for_again(make: MakeLab, workshop: Later) -> None:
     lab = trained(working(make, workshop))
     workshop.finish()
     lab.push("eva", lab.model(4.0))
     (update,) = [row for row in lab.ledger.updates("test", 1) if row.task.kind is TaskKind.REFINE]
     lab.blobs.discard(update.digest)
     workshop.finish()
-    assert statuses(lab) == {"eva": "set-aside"}
+    assert statuses(lab) == {"eva": "rejected"}
     lab.later(60.0, alive=("eva", *SITES))
     lab.push("eva", lab.model(5.0))
     workshop.finish()
@@ -347,6 +347,6 @@ def test_aggregates_go_with_the_rounds_that_are_not_kept(make: MakeLab) -> None:
     assert [lab.blobs.has(address) for address in aggregates if address is not None] == [False, True, True]
 
 
-def test_secure_sums_and_single_models_do_not_go_together(make: MakeLab) -> None:
+def test_secure_aggregation_and_single_models_do_not_go_together(make: MakeLab) -> None:
     with pytest.raises(ConfigError, match="no linear form"):
         make(**FEDIC, federation={"secure": True, "quorum": 3})

@@ -228,7 +228,7 @@ def test_a_server_refuses_one_contributor_and_a_simulation_takes_it(recipe_of: R
     context = ServerContext(ledger, MemoryBlobs(), SitePresence(ledger, float), float)
     with pytest.raises(ConfigError, match=r"federation\.min_contributors"):
         RunQueue([recipe], context)
-    assert not ledger.runs()  # nothing was begun
+    assert not ledger.runs()  # nothing was started
     runs = RunQueue([], context)
     with pytest.raises(ConfigError, match=r"federation.min_contributors = 1"):
         runs.start(recipe)

@@ -93,5 +93,5 @@ def test_row_72_a_damaged_update_is_left_out_by_name_under_a_rule(make: MakeLab,
     path = tmp_path / damaged.digest
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     lab.push("eve", lab.model(NEAR))
-    assert {row.task.site for row in lab.ledger.updates("test", 1) if row.set_aside is not None} == {"ann"}
+    assert {row.task.site for row in lab.ledger.updates("test", 1) if row.rejected is not None} == {"ann"}
     assert lab.value == pytest.approx((1.5 + 1.75 + 2.0 + 2.25) / 4)

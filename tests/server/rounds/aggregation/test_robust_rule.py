@@ -1,4 +1,4 @@
-"""Robust rules in a run: what the method aggregates, who is set aside, what is refused before it starts."""
+"""Robust rules in a run: what the method aggregates, who is rejected, what is refused before it starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from protofed.server.rounds.intake.intake import examined
 from protofed.server.rounds.machine import phases
 from protofed.server.storage.blobs import FolderBlobs
 from protofed.server.storage.ledger import Ledger
-from protofed.server.verdicts import SetAsideCode
+from protofed.server.verdicts import RejectionCode
 
 if TYPE_CHECKING:
     from tests.server.conftest import MakeLab
@@ -61,7 +61,7 @@ def test_what_becomes_of_one_huge_update(make: MakeLab, rule: str, value: float)
     lab = make(**robust(rule)).begin()
     lab.round(ann=1.0, bob=100.0, cyd=3.0)
     assert lab.value == pytest.approx(value, abs=1e-3)
-    assert [row.set_aside for row in lab.ledger.updates("test", 1)] == [None] * 3
+    assert [row.rejected for row in lab.ledger.updates("test", 1)] == [None] * 3
 
 
 def test_the_record_says_how_many_were_clipped(make: MakeLab) -> None:
@@ -113,10 +113,10 @@ def test_krum_sets_the_farthest_aside_and_the_rest_count(make: MakeLab) -> None:
     lab = five(make(federation=KRUM))
     lab.round(**FIVE)
     assert lab.value == 1.5625
-    (aside,) = (row for row in lab.ledger.updates("test", 1) if row.set_aside is not None)
-    assert (aside.task.site, aside.code) == ("eve", SetAsideCode.ROBUST)
-    (task,) = (task for task in lab.ledger.tasks("test", 1) if task.task_status == "set-aside")
-    assert (task.site, task.reason) == ("eve", aside.set_aside)
+    (aside,) = (row for row in lab.ledger.updates("test", 1) if row.rejected is not None)
+    assert (aside.task.site, aside.code) == ("eve", RejectionCode.ROBUST)
+    (task,) = (task for task in lab.ledger.tasks("test", 1) if task.task_status == "rejected")
+    assert (task.site, task.reason) == ("eve", aside.rejected)
     assert lab.ledger.rounds("test")[1].complete is False
 
 
@@ -162,7 +162,7 @@ def test_row_71_a_server_killed_at_any_write_of_a_round_leaves_out_the_same_site
 
     reference = opened(make(federation=rules))
     reference.push("gus", reference.model(seven["gus"]))
-    assert {row.task.site for row in reference.ledger.updates("test", 1) if row.set_aside} == {"eve", "gus"}
+    assert {row.task.site for row in reference.ledger.updates("test", 1) if row.rejected} == {"eve", "gus"}
     lab = opened(make(ledger=fragile, federation=rules))
     left: list[tuple[Ledger, Any]] = []
     fragile.durably, fragile.watched = durably, lambda: left.append((fragile.copy(), lab.blobs))
@@ -176,7 +176,7 @@ def test_row_71_a_server_killed_at_any_write_of_a_round_leaves_out_the_same_site
         if again.asked("gus") is not None and isinstance(again.phase, phases.Collecting):
             assert again.push("gus", again.model(seven["gus"])).verdict is Verdict.ACCEPTED
         assert again.address == reference.address
-        assert {row.task.site for row in ledger.updates("test", 1) if row.set_aside} == {"eve", "gus"}
+        assert {row.task.site for row in ledger.updates("test", 1) if row.rejected} == {"eve", "gus"}
 
 
 # Rows of classes, and other parts
@@ -206,7 +206,7 @@ def next_of(method: str, rule: str, updates: list[Update], bad: int = 1) -> tupl
     return half.aggregate(STATE, made.updates, round_context()), dict(made.statistics)
 
 
-def test_a_class_of_three_holders_gets_the_row_in_the_middle_and_one_of_two_keeps_its_own() -> None:
+def test_a_class_of_three_contributors_gets_the_row_in_the_middle_and_one_of_two_keeps_its_own() -> None:
     east, west = vector(1.0, 0.0), vector(-5.0, 0.0)
     updates = [
         of_site("ann", 1.0, {"0": east, "1": east}),

@@ -14,12 +14,12 @@ from protofed.common.protocol.messages import Receipt, Verdict
 from protofed.server.rounds.intake.intake import Commit
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.rows import UpdateRow
-from protofed.server.verdicts import RejectionCode, UpdateProblem
+from protofed.server.verdicts import RefusalCode, UpdateProblem
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab
 
-DAMAGED = UpdateProblem(RejectionCode.DAMAGED, "not what was announced")
+DAMAGED = UpdateProblem(RefusalCode.DAMAGED, "not what was announced")
 
 
 def commit(
@@ -96,8 +96,8 @@ def test_an_update_behind_the_one_that_closes_the_round_is_not_needed(
 
 
 REFUSED: Mapping[str, tuple[Mapping[str, object], Verdict | type[Exception]]] = {
-    "a problem with its bytes": ({"problem": DAMAGED}, Verdict.INVALID),
-    "a problem with its numbers": ({"weight": -1.0}, Verdict.INVALID),
+    "a problem with its bytes": ({"problem": DAMAGED}, Verdict.REFUSED),
+    "a problem with its numbers": ({"weight": -1.0}, Verdict.REFUSED),
     "no task of this site": ({"task_id": "none"}, ProtocolError),
     "an older daemon": ({"instance": "older"}, FencedError),
 }
@@ -117,7 +117,7 @@ def test_what_is_refused_stops_no_other(
     assert lab.value == 2.0
 
 
-@pytest.mark.parametrize(("value", "answer"), [(1.0, Verdict.DUPLICATE), (2.0, Verdict.INVALID)])
+@pytest.mark.parametrize(("value", "answer"), [(1.0, Verdict.DUPLICATE), (2.0, Verdict.REFUSED)])
 def test_of_one_task_one_update_counts(lab: Lab, value: float, answer: Verdict) -> None:
     commits = [commit(lab, "ann", 1.0), commit(lab, "bob", 1.0), commit(lab, "ann", value)]
     assert told(lab.intake.commit_all(commits)) == [Verdict.ACCEPTED, Verdict.ACCEPTED, answer]

@@ -38,7 +38,7 @@ from protofed.server.rounds.intake.intake import (
 )
 from protofed.server.rounds.machine import phases
 from protofed.server.storage.ledger import Ledger
-from protofed.server.verdicts import RejectionCode, UpdateProblem
+from protofed.server.verdicts import RefusalCode, UpdateProblem
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab
@@ -86,7 +86,7 @@ def test_an_update_as_expected_has_no_fault() -> None:
 
 @pytest.mark.parametrize("other", [None, codec.digest(b"another")])
 def test_an_update_of_another_model_than_the_tasks_is_a_fault(other: codec.Digest | None) -> None:
-    fault = UpdateProblem(RejectionCode.BASE, "it starts from another model than the task names")
+    fault = UpdateProblem(RefusalCode.BASE, "it starts from another model than the task names")
     assert base_problem(other, codec.digest(b"a model")) == fault
     assert base_problem(codec.digest(b"a model"), other) == fault
 
@@ -160,12 +160,12 @@ FAULTS: dict[str, tuple[Payload, ExpectedUpdate, str]] = {
 
 @pytest.mark.parametrize(("payload", "expected", "said"), FAULTS.values(), ids=FAULTS)
 def test_each_fault_is_named(payload: Payload, expected: ExpectedUpdate, said: str) -> None:
-    assert manifest_problem(manifest(payload), expected) == UpdateProblem(RejectionCode.TENSORS, said)
+    assert manifest_problem(manifest(payload), expected) == UpdateProblem(RefusalCode.TENSORS, said)
 
 
 def test_a_tensor_announced_twice_is_a_fault() -> None:
     twice = manifest(MODEL, tensors=(*describe(MODEL), describe(MODEL)[0]))
-    fault = UpdateProblem(RejectionCode.TENSORS, "a tensor is announced twice")
+    fault = UpdateProblem(RefusalCode.TENSORS, "a tensor is announced twice")
     assert manifest_problem(twice, FEDAVG) == fault
     assert first_model_problem(twice, CLASSES, 512.0) == fault
 
@@ -177,12 +177,12 @@ SIZE = len(codec.encode(MODEL))
 def test_a_total_that_cannot_be_is_a_fault(total: int) -> None:
     """Not even one byte of padding: a header of megabytes was once accepted."""
     said = f"{total} bytes announced for tensors that are encoded to {SIZE}"
-    assert size_problem(manifest(MODEL, total_bytes=total)) == UpdateProblem(RejectionCode.SIZE, said)
+    assert size_problem(manifest(MODEL, total_bytes=total)) == UpdateProblem(RefusalCode.SIZE, said)
 
 
 def test_an_update_of_no_bytes_at_all_is_a_fault_even_where_no_tensor_is_expected() -> None:
     fault = size_problem(manifest({}, total_bytes=0))
-    assert fault == UpdateProblem(RejectionCode.SIZE, "0 bytes announced for tensors that are encoded to 16")
+    assert fault == UpdateProblem(RefusalCode.SIZE, "0 bytes announced for tensors that are encoded to 16")
     assert str(fault) == fault.text
 
 
@@ -207,7 +207,7 @@ def test_a_first_model_has_a_body_and_a_head() -> None:
     ],
 )
 def test_a_first_model_without_a_proper_head_is_a_fault(payload: Payload, said: str) -> None:
-    assert first_model_problem(manifest(payload), CLASSES, 512.0) == UpdateProblem(RejectionCode.TENSORS, said)
+    assert first_model_problem(manifest(payload), CLASSES, 512.0) == UpdateProblem(RefusalCode.TENSORS, said)
 
 
 @pytest.mark.parametrize("shape", [(2**32, 2**32), (2**20, 2**20, 2**20)])
@@ -215,7 +215,7 @@ def test_a_first_models_size_is_not_believed(shape: tuple[int, ...]) -> None:
     huge = manifest(MODEL, tensors=(*describe(MODEL), spec("body/huge", shape=shape)))
     fault = size_problem(huge)
     assert fault is not None
-    assert fault.code is RejectionCode.SIZE
+    assert fault.code is RefusalCode.SIZE
 
 
 # Blobs
@@ -236,14 +236,14 @@ def test_a_blob_as_announced_has_no_fault() -> None:
 @pytest.mark.parametrize("other", [{}, body(evil=ROW), {Part.BODY: BODY}, body(**{"conv.weight": np.zeros((3, 2))})])
 def test_a_blob_of_other_tensors_than_announced_is_a_fault(other: Payload) -> None:
     said = "the upload holds other tensors than were announced"
-    assert examined(codec.encode(other), manifest(MODEL), None, LARGE) == UpdateProblem(RejectionCode.CONTENTS, said)
+    assert examined(codec.encode(other), manifest(MODEL), None, LARGE) == UpdateProblem(RefusalCode.CONTENTS, said)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x04K\x01.", b"PK\x03\x04" + bytes(100), b"\x7fELF" + bytes(100)])
 def test_bytes_that_are_no_payload_are_a_fault(data: bytes) -> None:
     fault = examined(data, manifest(MODEL), None, LARGE)
     assert isinstance(fault, UpdateProblem)
-    assert fault.code is RejectionCode.DAMAGED
+    assert fault.code is RefusalCode.DAMAGED
 
 
 @pytest.mark.parametrize("max_update_norm", [LARGE, math.inf])
@@ -254,7 +254,7 @@ def test_a_number_that_is_not_finite_is_a_fault_by_name(part: Part, value: float
     name = "conv.weight" if part is Part.BODY else "weight"
     payload[part][name].flat[-1] = value
     said = f"{part}/{name} has values that are not finite"
-    assert of_bytes(payload, MODEL, max_update_norm) == UpdateProblem(RejectionCode.NOT_FINITE, said)
+    assert of_bytes(payload, MODEL, max_update_norm) == UpdateProblem(RefusalCode.NOT_FINITE, said)
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 1e-45, -1e-45, 3e38, -3e38])
@@ -301,7 +301,7 @@ def test_what_says_who_counts_or_how_long_is_no_part_of_the_norm(part: Part) -> 
     payload = {**body(**{"conv.weight": np.full((2, 3), 2.0, np.float32)}), part: {"told": np.array([800.0, 3.0])}}
     assert of_bytes(payload, MODEL, max_update_norm=5.0) == pytest.approx(2 * math.sqrt(6))
     unreadable = of_bytes({**payload, part: {"told": np.array([800.0, np.inf])}}, MODEL, max_update_norm=5.0)
-    assert unreadable == UpdateProblem(RejectionCode.NOT_FINITE, f"{part}/told has values that are not finite")
+    assert unreadable == UpdateProblem(RefusalCode.NOT_FINITE, f"{part}/told has values that are not finite")
 
 
 def test_the_norm_goes_over_every_block_once() -> None:
@@ -313,12 +313,12 @@ def test_the_norm_goes_over_every_block_once() -> None:
 def test_differences_of_the_largest_numbers_do_not_overflow() -> None:
     assert of_bytes(of_numbers(3e38), of_numbers(-3e38), 1e39) == pytest.approx(6e38)
     huge = of_bytes(of_numbers(1e308, dtype=np.float64), of_numbers(-1e308, dtype=np.float64), math.inf)
-    assert huge == UpdateProblem(RejectionCode.NORM, "the update's norm is inf: this run accepts at most inf")
+    assert huge == UpdateProblem(RefusalCode.NORM, "the update's norm is inf: this run accepts at most inf")
 
 
 @pytest.mark.parametrize(("limit", "let_in"), [(5.0, True), (math.nextafter(5.0, 0), False), (1e-3, False)])
 def test_a_norm_above_the_largest_is_a_fault_with_both_numbers(limit: float, let_in: bool) -> None:
-    fault = UpdateProblem(RejectionCode.NORM, f"the update's norm is 5: this run accepts at most {limit:g}")
+    fault = UpdateProblem(RefusalCode.NORM, f"the update's norm is 5: this run accepts at most {limit:g}")
     assert of_bytes(of_numbers(3, 4), max_update_norm=limit) == (5.0 if let_in else fault)
 
 
@@ -340,13 +340,13 @@ def cohort(*norms: float) -> dict[str, float]:
     return {f"site-{number}": norm for number, norm in enumerate(norms)}
 
 
-def test_an_update_far_from_the_cohorts_median_is_set_aside() -> None:
+def test_an_update_far_from_the_cohorts_median_is_rejected() -> None:
     found = outliers(cohort(1.0, 2.0, 3.0, 301.0), 100.0)
     assert found == {"site-3": "its norm of 301 is more than 100 times the cohort's median of 3"}
     assert outliers(cohort(1.0, 2.0, 3.0, 300.0), 100.0) == {}
 
 
-def test_of_two_updates_the_larger_one_is_set_aside() -> None:
+def test_of_two_updates_the_larger_one_is_rejected() -> None:
     assert outliers(cohort(60.0, 1.0), 20.0) == {
         "site-0": "its norm of 60 is more than 20 times the cohort's median of 1"
     }
@@ -368,13 +368,13 @@ NOBODY: dict[str, tuple[Mapping[str, float], float | None]] = {
 
 
 @pytest.mark.parametrize(("norms", "factor"), NOBODY.values(), ids=NOBODY)
-def test_nobody_is_set_aside(norms: Mapping[str, float], factor: float | None) -> None:
+def test_nobody_is_rejected(norms: Mapping[str, float], factor: float | None) -> None:
     assert outliers(norms, factor) == {}
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.lists(st.sampled_from([0.0, 1e-300, 1.0, 2.0, 1e3]) | st.floats(0, 1e9), max_size=9), st.floats(1, 1e6))
-def test_fewer_than_half_or_one_of_two_are_ever_set_aside(norms: list[float], factor: float) -> None:
+def test_fewer_than_half_or_one_of_two_are_ever_rejected(norms: list[float], factor: float) -> None:
     found = outliers(cohort(*norms), factor)
     assert not found or len(found) < len(norms) / 2 or (len(found), len(norms)) == (1, 2)
 
@@ -391,14 +391,14 @@ def test_a_usable_count_is_no_fault(weight: float | None) -> None:
 def test_a_count_that_is_none_is_a_fault(weight: float) -> None:
     for needed in (True, False):
         assert scalars_problem({}, weight, ExpectedUpdate((), weight=needed)) == UpdateProblem(
-            RejectionCode.COUNT, f"an example count of {weight}"
+            RefusalCode.COUNT, f"an example count of {weight}"
         )
 
 
 def test_a_withheld_count_is_a_fault_only_where_it_is_needed() -> None:
     fault = scalars_problem({}, None, ExpectedUpdate((), weight=True))
     assert fault is not None
-    assert fault.code is RejectionCode.COUNT
+    assert fault.code is RefusalCode.COUNT
     assert "total example count is missing" in fault.text
     assert scalars_problem({}, None, ExpectedUpdate(())) is None
     assert FedAvgServer(weighting="examples").expects(MODEL).weight
@@ -411,7 +411,7 @@ def test_a_withheld_count_is_a_fault_only_where_it_is_needed() -> None:
 def test_numbers_that_no_training_gives_are_a_fault(metrics: dict[str, float]) -> None:
     fault = scalars_problem(metrics, None, ExpectedUpdate(()))
     assert fault is not None
-    assert fault.code is RejectionCode.SCALARS
+    assert fault.code is RefusalCode.SCALARS
 
 
 SITES = ("ann", "bob", "cyd")
@@ -466,20 +466,20 @@ def test_another_update_under_an_answered_nonce_is_equivocation(lab: Lab) -> Non
     task = lab.task("ann")
     lab.push("ann", lab.model(1.0), task)
     other = lab.push("ann", lab.model(100.0), task)
-    assert other.verdict is Verdict.INVALID
+    assert other.verdict is Verdict.REFUSED
     assert "already accepted" in other.reason
     assert verdicts(lab, 1) == [("ann", "accepted"), ("ann", "invalid")]
     lab.round(bob=1.0, cyd=1.0)
     assert lab.value == 1.0
 
 
-def test_of_two_updates_begun_before_either_was_committed_exactly_one_counts(lab: Lab) -> None:
+def test_of_two_updates_started_before_either_was_committed_exactly_one_counts(lab: Lab) -> None:
     task = lab.task("ann")
     left, right = (lab.announce(lab.model(value))[0] for value in (1.0, 2.0))
     for manifest in (left, right):
         assert lab.intake.begin("ann", "daemon-ann", task.task_id, task.round, task.base_digest, manifest) is None
     receipts = [lab.intake.commit("ann", "daemon-ann", task.task_id, m, {}, None, None) for m in (left, right)]
-    assert [receipt.verdict for receipt in receipts] == [Verdict.ACCEPTED, Verdict.INVALID]
+    assert [receipt.verdict for receipt in receipts] == [Verdict.ACCEPTED, Verdict.REFUSED]
 
 
 # STALE and NOT_NEEDED
@@ -491,7 +491,7 @@ def test_an_update_for_a_closed_round_is_stale_and_does_not_count(lab: Lab) -> N
     lab.push("bob", lab.model(3.0))
     lab.later(51.0, alive=("ann", "bob"))
     receipt = lab.push("cyd", lab.model(100.0), task)
-    assert receipt.verdict is Verdict.STALE
+    assert receipt.verdict is Verdict.LATE
     assert receipt.reason == "round 1 is closed"
     assert lab.value == 2.0
 
@@ -501,7 +501,7 @@ def test_an_update_for_an_abandoned_attempt_is_stale_and_does_not_count_in_the_n
     lab.later(100.0, alive=SITES)
     lab.later(0.0)
     assert isinstance(lab.phase, phases.Collecting)
-    assert lab.push("ann", lab.model(100.0), task).verdict is Verdict.STALE
+    assert lab.push("ann", lab.model(100.0), task).verdict is Verdict.LATE
     assert lab.phase.reported == frozenset()
     assert verdicts(lab, 1, attempt=2) == []
     lab.round(ann=1.0, bob=1.0, cyd=1.0)
@@ -529,7 +529,7 @@ def test_asking_again_after_a_closed_round_adds_no_row_and_other_updates_only_so
     assert len({receipt.record_hash for receipt in receipts}) == 1
     assert verdicts(lab, 1).count(("cyd", "stale")) == 1
     for value in range(1, MAX_REJECTED):
-        assert lab.push("cyd", lab.model(float(value)), task).verdict is Verdict.STALE
+        assert lab.push("cyd", lab.model(float(value)), task).verdict is Verdict.LATE
     for value in range(50, 60):
         with pytest.raises(ProtocolError, match="updates were refused for this task"):
             lab.push("cyd", lab.model(float(value)), task)
@@ -542,7 +542,7 @@ def test_other_updates_after_the_one_that_counts_add_only_some_rows(lab: Lab) ->
     assert lab.push("ann", lab.model(1.0), task).verdict is Verdict.ACCEPTED
     for value in range(2, 2 + MAX_REJECTED):
         for _ in range(3):
-            assert lab.push("ann", lab.model(float(value)), task).verdict is Verdict.INVALID
+            assert lab.push("ann", lab.model(float(value)), task).verdict is Verdict.REFUSED
     with pytest.raises(ProtocolError, match="updates were refused for this task"):
         lab.push("ann", lab.model(99.0), task)
     assert verdicts(lab, 1) == [("ann", "accepted")] + [("ann", "invalid")] * MAX_REJECTED
@@ -552,13 +552,13 @@ def test_other_updates_after_the_one_that_counts_add_only_some_rows(lab: Lab) ->
 def test_an_update_of_a_site_that_said_it_could_not_is_refused_politely(lab: Lab) -> None:
     task = lab.task("ann")
     lab.beat("ann", task.task_id, failure=FailureReason.NUMERIC)
-    assert lab.push("ann", lab.model(1.0), task).verdict is Verdict.STALE
+    assert lab.push("ann", lab.model(1.0), task).verdict is Verdict.LATE
 
 
 def test_an_update_after_the_end_of_the_run_is_stale(lab: Lab) -> None:
     task = lab.task("ann")
     lab.run.stop("enough")
-    assert lab.push("ann", lab.model(1.0), task).verdict is Verdict.STALE
+    assert lab.push("ann", lab.model(1.0), task).verdict is Verdict.LATE
 
 
 def test_a_replay_of_last_rounds_update_is_a_duplicate_of_it_and_no_update_of_this_round(lab: Lab) -> None:
@@ -577,7 +577,7 @@ def test_an_update_from_another_base_is_refused_before_it_is_sent(lab: Lab) -> N
     task = lab.task("ann")
     for base in (None, Digest("0" * 64)):
         receipt = lab.push("ann", lab.model(1.0), replace(task, base_digest=base))
-        assert receipt.verdict is Verdict.INVALID
+        assert receipt.verdict is Verdict.REFUSED
         assert "another model" in receipt.reason
     assert lab.asked("ann") is TaskKind.FIT
 
@@ -588,7 +588,7 @@ def test_a_first_model_has_no_base(make: MakeLab) -> None:
     lab.later(0)
     maker = lab.makers()[0]
     task = lab.task(maker)
-    assert lab.push(maker, lab.model(0.0), replace(task, base_digest=Digest("0" * 64))).verdict is Verdict.INVALID
+    assert lab.push(maker, lab.model(0.0), replace(task, base_digest=Digest("0" * 64))).verdict is Verdict.REFUSED
     assert lab.push(maker, lab.model(0.0), task).verdict is Verdict.ACCEPTED
 
 
@@ -598,7 +598,7 @@ def test_a_first_model_of_the_wrong_shape_is_refused_and_a_right_one_still_taken
     lab.later(0)
     maker = lab.makers()[0]
     bad = lab.push(maker, {Part.BODY: lab.model(0.0)[Part.BODY]})
-    assert (bad.verdict, bad.reason) == (Verdict.INVALID, "a first model needs a head with weight [3, D]")
+    assert (bad.verdict, bad.reason) == (Verdict.REFUSED, "a first model needs a head with weight [3, D]")
     assert lab.run.published is None
     assert lab.push(maker, lab.model(0.0)).verdict is Verdict.ACCEPTED
 
@@ -606,7 +606,7 @@ def test_a_first_model_of_the_wrong_shape_is_refused_and_a_right_one_still_taken
 def test_an_update_of_the_wrong_shape_is_refused_by_name_and_a_right_one_still_taken(lab: Lab) -> None:
     payload = {**lab.model(1.0), Part.HEAD: {"weight": np.zeros((2, 3), np.float32)}}
     receipt = lab.push("ann", payload)
-    assert receipt.verdict is Verdict.INVALID
+    assert receipt.verdict is Verdict.REFUSED
     assert receipt.reason == "head/weight is float32 [2, 3], expected float32 [3, 2]"
     assert lab.push("ann", lab.model(1.0)).verdict is Verdict.ACCEPTED
     assert verdicts(lab, 1) == [("ann", "invalid"), ("ann", "accepted")]
@@ -615,7 +615,7 @@ def test_an_update_of_the_wrong_shape_is_refused_by_name_and_a_right_one_still_t
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf"), 2.0**53])
 def test_an_example_count_that_is_none_is_refused_even_where_it_is_not_used(lab: Lab, weight: float) -> None:
     receipt = lab.push("ann", lab.model(1.0), weight=weight)
-    assert receipt.verdict is Verdict.INVALID
+    assert receipt.verdict is Verdict.REFUSED
     assert "example count" in receipt.reason
     assert lab.asked("ann") is TaskKind.FIT
 
@@ -628,7 +628,7 @@ def test_a_withheld_example_count_is_refused_where_the_run_weights_by_it(make: M
 
 def test_metrics_that_are_not_finite_are_refused(lab: Lab) -> None:
     receipt = lab.push("ann", lab.model(1.0), metrics={"loss": float("nan")})
-    assert (receipt.verdict, receipt.reason) == (Verdict.INVALID, "loss = nan: expected 0 to 1e+09")
+    assert (receipt.verdict, receipt.reason) == (Verdict.REFUSED, "loss = nan: expected 0 to 1e+09")
 
 
 @pytest.mark.parametrize("name", ["lo\0ss", "\x1b[2Jloss", "lo\u202ess"])
@@ -636,7 +636,7 @@ def test_a_refusal_that_cites_control_characters_is_kept(make: MakeLab, ledger_u
     lab = make(ledger=Ledger(ledger_url)).begin()
     receipt = lab.push("ann", lab.model(1.0), metrics={name: 1.0})
     (row,) = lab.ledger.updates("test", 1)
-    assert (row.verdict, row.code, row.reason) == (Verdict.INVALID, RejectionCode.SCALARS, receipt.reason)
+    assert (row.verdict, row.code, row.reason) == (Verdict.REFUSED, RefusalCode.SCALARS, receipt.reason)
     assert row.reason.isprintable()
     lab.ledger.close()
 
@@ -645,9 +645,9 @@ def test_a_blob_that_was_refused_is_written_down_and_counts_for_nothing(lab: Lab
     task = lab.task("ann")
     manifest, _ = lab.announce(lab.model(1.0))
     receipt = lab.intake.refuse(
-        "ann", task.task_id, manifest, UpdateProblem(RejectionCode.NOT_FINITE, "body/conv.weight has values")
+        "ann", task.task_id, manifest, UpdateProblem(RefusalCode.NOT_FINITE, "body/conv.weight has values")
     )
-    assert receipt.verdict is Verdict.INVALID
+    assert receipt.verdict is Verdict.REFUSED
     assert verdicts(lab, 1) == [("ann", "invalid")]
     assert isinstance(lab.phase, phases.Collecting)
     assert lab.phase.reported == frozenset()
@@ -699,7 +699,7 @@ def test_receipts_of_different_decisions_have_different_seals(lab: Lab) -> None:
             "ann",
             lab.ledger.tasks("test", 1)[0].task_id,
             lab.announce({})[0],
-            UpdateProblem(RejectionCode.DAMAGED, "no"),
+            UpdateProblem(RefusalCode.DAMAGED, "no"),
         )
     )
     assert len({receipt.record_hash for receipt in receipts}) == len(receipts)
@@ -708,8 +708,8 @@ def test_receipts_of_different_decisions_have_different_seals(lab: Lab) -> None:
 
 def test_a_rejection_is_recorded_with_its_code_and_reason(lab: Lab) -> None:
     task, (manifest, _) = lab.task("ann"), lab.announce(lab.model(1.0))
-    for code in (RejectionCode.DAMAGED, RejectionCode.NORM):
+    for code in (RefusalCode.DAMAGED, RefusalCode.NORM):
         receipt = lab.intake.refuse("ann", task.task_id, manifest, UpdateProblem(code, f"because {code}"))
-        assert (receipt.verdict, receipt.reason) == (Verdict.INVALID, f"because {code}")
+        assert (receipt.verdict, receipt.reason) == (Verdict.REFUSED, f"because {code}")
     rows = [(update.verdict, update.code, update.reason) for update in lab.ledger.updates("test", 1)]
-    assert rows == [(Verdict.INVALID, "damaged", "because damaged"), (Verdict.INVALID, "norm", "because norm")]
+    assert rows == [(Verdict.REFUSED, "damaged", "because damaged"), (Verdict.REFUSED, "norm", "because norm")]

@@ -12,7 +12,7 @@ from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Verdict
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.rounds.aggregation.publisher import outliers
-from protofed.server.verdicts import RejectionCode, UpdateProblem
+from protofed.server.verdicts import RefusalCode, UpdateProblem
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab
@@ -58,7 +58,7 @@ def test_an_update_is_bounded_by_the_model_that_it_started_from(make: MakeLab, a
     for site, value in (("ann", 301.0), ("bob", 3.5)):
         problem = examined(lab, site, value)
         assert isinstance(problem, UpdateProblem)
-        assert problem.code is RejectionCode.NORM
+        assert problem.code is RefusalCode.NORM
 
 
 def test_a_restarted_server_takes_the_same_norm_on_any_thread(lab: Lab, asked: list[SiteId]) -> None:
@@ -81,7 +81,7 @@ def test_of_a_task_that_is_closed_nobody_asks_what_it_started_from(lab: Lab, ask
     intake = lab.intake
     assert intake.examine("cyd", task.task_id, manifest, data, task.base_digest) == pytest.approx(2 * UNIT)
     assert asked == []
-    assert intake.commit("cyd", "daemon-cyd", task.task_id, manifest, {}, None, 2 * UNIT).verdict is Verdict.STALE
+    assert intake.commit("cyd", "daemon-cyd", task.task_id, manifest, {}, None, 2 * UNIT).verdict is Verdict.LATE
 
 
 def test_an_option_of_that_name_is_no_start(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -384,7 +384,7 @@ def test_patience_does_not_run_out_during_a_pause() -> None:
     assert advance(what, phase, tick(149.0, trainers=""))[0] == Idle(2, since=100.0)
 
 
-# Updates that are set aside
+# Updates that are rejected
 
 
 def test_a_round_whose_updates_do_not_suffice_is_opened_again() -> None:
@@ -796,7 +796,7 @@ def test_a_published_round_whose_scores_nobody_asked_for_is_scored(make: MakeLab
     lab = make(ledger=fragile).begin()
     lab.push("ann", lab.model(1.0))
     lab.push("bob", lab.model(2.0))
-    fragile.dies_at = fragile.writes + 4  # verdict, aggregation begun, publication, and now the invitations to score
+    fragile.dies_at = fragile.writes + 4  # verdict, aggregation started, publication, and now the invitations to score
     with pytest.raises(fragile.Died):
         lab.push("cyd", lab.model(6.0))
     lab.restart()

@@ -88,7 +88,7 @@ def any_event(draw: st.DrawFn) -> Event:
         case "aggregated":
             return Aggregated(0.0, draw(some))
         case "insufficient":
-            return Insufficient("set aside", 0.0)
+            return Insufficient("rejected", 0.0)
         case _:
             return ScoresArrived(draw(one))
 

@@ -19,7 +19,7 @@ from protofed.client.models.catalogue import architectures
 from protofed.common import plugins
 from protofed.common.config.recipe import MODELS, Federation
 from protofed.common.errors import ConfigError
-from protofed.common.protocol.messages import MAX_SUMMED, TaskKind
+from protofed.common.protocol.messages import MAX_SECURE_SITES, TaskKind
 from protofed.common.secure_aggregation.groups import Groups, in_order, members
 from protofed.server.rounds.machine.advance import advance
 from protofed.server.rounds.machine.phases import (
@@ -171,7 +171,7 @@ def test_a_group_stays_as_it_was_formed_whoever_comes(comers: list[Sites], fewes
         known = later
 
 
-def test_groups_of_fewer_sites_than_a_run_asks_for_are_not_summed_and_their_sites_are_no_newcomers() -> None:
+def test_groups_of_fewer_sites_than_a_run_asks_for_are_not_aggregated_and_their_sites_are_no_newcomers() -> None:
     known, four = (("a", "b", "c"),), Grouping("run", 0, 4)
     assert four.of(known, TEN) == four.formed(TEN - set("abc"))
     assert members(four.of(known, frozenset("abcdef"))) == frozenset()
@@ -183,7 +183,7 @@ def test_groups_of_fewer_sites_than_a_run_asks_for_are_not_summed_and_their_site
 def test_a_run_of_any_sites_sums_groups_whole_and_the_others_alone() -> None:
     known, any_ = (("a", "b", "c"),), Grouping("run", 0, 1)
     assert any_.of(known, frozenset("abde")) == (("d",), ("e",))
-    assert any_.of(known, frozenset("abcd")) == any_.begun(known, "abcd") == (("a", "b", "c"), ("d",))
+    assert any_.of(known, frozenset("abcd")) == any_.started(known, "abcd") == (("a", "b", "c"), ("d",))
     assert left_out(known, set("abd"), 1).keys() == set("ab")
 
 
@@ -211,15 +211,15 @@ def test_a_cohort_is_of_whole_groups_and_no_larger_than_it_must_be(size: int) ->
 
 def test_no_more_sites_are_drawn_than_a_sum_takes() -> None:
     many = frozenset(f"{number:02}" for number in range(70))
-    cohort = OF_THREE.drawn((), many, NOBODY, MAX_SUMMED, Uniform(0), 1)
-    assert MAX_SUMMED - 2 * 3 < len(cohort) <= MAX_SUMMED
+    cohort = OF_THREE.drawn((), many, NOBODY, MAX_SECURE_SITES, Uniform(0), 1)
+    assert MAX_SECURE_SITES - 2 * 3 < len(cohort) <= MAX_SECURE_SITES
 
 
-def rules(fewest: int, participation: float, *, holders: bool, seed: int = 0) -> RoundRules:
+def rules(fewest: int, participation: float, *, contributors: bool, seed: int = 0) -> RoundRules:
     table = {"secure": True, "min_sites": 3, "sum_group": fewest, "participation": participation, "quorum": 3}
     federation = Federation.model_validate({**table, "max_attempts": 1000, "score_every": 0, "heartbeat_s": 0.001})
     grouping = Grouping("run", seed, fewest)
-    return RoundRules(1000, federation, Uniform(seed), summed=True, holders=holders, grouping=grouping)
+    return RoundRules(1000, federation, Uniform(seed), secure=True, contributors=contributors, grouping=grouping)
 
 
 @dataclass
@@ -248,7 +248,7 @@ class Walk:
         match effect:
             case AskStep(phase) if phase.step is TaskKind.SHARE:
                 self.groups = in_order({*self.groups, *phase.groups})
-            case AskStep(phase) if phase.step is TaskKind.AGREE_HOLDERS:
+            case AskStep(phase) if phase.step is TaskKind.AGREE_CONTRIBUTORS:
                 self.sums.append(phase.cohort)  # whose flags may be opened, though their numbers should not come
             case AskStep(phase) if phase.step is TaskKind.AGREE:
                 self.sums.append(phase.survivors)
@@ -271,18 +271,18 @@ class Walk:
 
         What is computed of the sums linearly has equal parts of all sites of an atom, so it is of no fewer sites.
         """
-        columns = Counter(tuple(site in summed for summed in self.sums) for site in TEN)
+        columns = Counter(tuple(site in secure for secure in self.sums) for site in TEN)
         return [size for column, size in columns.items() if any(column)]
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
-@pytest.mark.parametrize("holders", [True, False])
+@pytest.mark.parametrize("contributors", [True, False])
 def test_nothing_computed_of_all_sums_of_a_run_is_about_fewer_sites_than_a_group(
-    participation: float, holders: bool
+    participation: float, contributors: bool
 ) -> None:
     distinct = 0
     for seed in range(60):
-        walk = Walk(rules(3, participation, holders=holders, seed=seed), Random(seed))  # noqa: S311
+        walk = Walk(rules(3, participation, contributors=contributors, seed=seed), Random(seed))  # noqa: S311
         walk.go(1500)
         assert min(walk.atoms()) >= 3
         assert all(3 <= len(group) < 6 for group in walk.groups)
@@ -309,9 +309,9 @@ class TwoRuns(Walk):
 
 def two_runs(seed: int, fewest: tuple[int, int], *, one_group: bool) -> TwoRuns:
     """A run of {a, …, f} and one of {a, b, c, g, h, i}, or of larger groups and half of all sites."""
-    first = TwoRuns(rules(fewest[0], 1.0, holders=True, seed=seed), Random(seed), comers=frozenset("abcdef"))  # noqa: S311
+    first = TwoRuns(rules(fewest[0], 1.0, contributors=True, seed=seed), Random(seed), comers=frozenset("abcdef"))  # noqa: S311
     first.go(900)
-    again = replace(rules(fewest[1], 1.0, holders=True, seed=seed), grouping=Grouping("again", seed, fewest[1]))
+    again = replace(rules(fewest[1], 1.0, contributors=True, seed=seed), grouping=Grouping("again", seed, fewest[1]))
     second = first.second(again, frozenset("abcghij"), first.groups if one_group else ())
     second.go(900)
     return second
@@ -332,18 +332,18 @@ def test_with_groups_of_each_run_s_own_sums_of_two_runs_tell_of_single_sites() -
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
-@pytest.mark.parametrize("holders", [True, False])
-def test_without_groups_the_sums_of_a_run_tell_of_single_sites(participation: float, holders: bool) -> None:
+@pytest.mark.parametrize("contributors", [True, False])
+def test_without_groups_the_sums_of_a_run_tell_of_single_sites(participation: float, contributors: bool) -> None:
     smallest = []
     for seed in range(10):
-        walk = Walk(rules(1, participation, holders=holders, seed=seed), Random(seed))  # noqa: S311
+        walk = Walk(rules(1, participation, contributors=contributors, seed=seed), Random(seed))  # noqa: S311
         walk.go(1500)
         smallest.append(min(walk.atoms()))
     assert set(smallest) == {1}
 
 
 def test_newcomers_wait_until_they_are_a_group_and_no_round_waits_for_them() -> None:
-    what, known = rules(3, 1.0, holders=False), OF_THREE.formed(frozenset("abc"))
+    what, known = rules(3, 1.0, contributors=False), OF_THREE.formed(frozenset("abc"))
     for there, cohort in (("abcd", "abc"), ("abcde", "abc"), ("abcdef", "abcdef")):
         sites = frozenset(there)
         phase, _ = advance(what, Idle(1), Tick(0.0, sites, sites, NOBODY, groups=known))
@@ -352,7 +352,7 @@ def test_newcomers_wait_until_they_are_a_group_and_no_round_waits_for_them() -> 
 
 
 def test_a_run_of_a_few_sites_waits_for_the_one_that_is_missing() -> None:
-    what, five = rules(3, 1.0, holders=False), frozenset("abcde")
+    what, five = rules(3, 1.0, contributors=False), frozenset("abcde")
     known = OF_THREE.formed(five)
     assert known == (tuple("abcde"),)
     without = Tick(0.0, five, five - {"e"}, NOBODY, groups=known)

@@ -1,4 +1,4 @@
-"""The steps of a secure sum as pure transitions: one by one, and under random events."""
+"""The steps of a secure aggregation as pure transitions: one by one, and under random events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from protofed.common.config.recipe import Federation
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import MAX_SUMMED, SUM_STEPS, TaskKind
+from protofed.common.protocol.messages import MAX_SECURE_SITES, SUM_STEPS, TaskKind
 from protofed.common.secure_aggregation.keys import threshold
 from protofed.server.rounds.machine.advance import advance
 from protofed.server.rounds.machine.phases import (
@@ -44,10 +44,12 @@ def first(round: int, available: Sequence[SiteId], size: int) -> frozenset[SiteI
     return frozenset(available[:size])
 
 
-def rules(*, holders: bool = True, **federation: Any) -> RoundRules:
+def rules(*, contributors: bool = True, **federation: Any) -> RoundRules:
     table = {"secure": True, "min_sites": 3, "sum_step_s": STEP_S, "sum_group": 1, **federation}
     what = Federation.model_validate(table)
-    return RoundRules(3, what, first, summed=True, holders=holders, grouping=Grouping("run", 0, what.sum_group))
+    return RoundRules(
+        3, what, first, secure=True, contributors=contributors, grouping=Grouping("run", 0, what.sum_group)
+    )
 
 
 def collecting(cohort: Sites = FIVE, **fields: Any) -> Collecting:
@@ -55,8 +57,8 @@ def collecting(cohort: Sites = FIVE, **fields: Any) -> Collecting:
     return Collecting(1, 1, cohort, size=len(cohort), quorum=3, opened=0.0, **values)
 
 
-def summing(step: TaskKind, cohort: Sites = FIVE, *, holders: bool = True, **fields: Any) -> Summing:
-    _, effects = advance(rules(holders=holders), collecting(), Arrived("e", 0.0))
+def summing(step: TaskKind, cohort: Sites = FIVE, *, contributors: bool = True, **fields: Any) -> Summing:
+    _, effects = advance(rules(contributors=contributors), collecting(), Arrived("e", 0.0))
     (ask,) = effects
     assert isinstance(ask, AskStep)
     return replace(ask.phase, step=step, cohort=cohort, **fields)
@@ -85,11 +87,11 @@ def test_the_sites_that_have_reported_are_the_roster_and_are_asked_to_share() ->
 
 
 def test_more_sites_than_a_sum_takes_are_not_invited_and_required_ones_are() -> None:
-    many = frozenset(f"{number:02}" for number in range(MAX_SUMMED + 2))
+    many = frozenset(f"{number:02}" for number in range(MAX_SECURE_SITES + 2))
     what = rules(required_sites=["51"], over_selection=2)
     phase, _ = advance(what, Idle(1), Tick(0.0, many, many, NOBODY))
     assert isinstance(phase, Collecting)
-    assert len(phase.cohort) == phase.size == MAX_SUMMED
+    assert len(phase.cohort) == phase.size == MAX_SECURE_SITES
     assert "51" in phase.cohort
 
 
@@ -99,16 +101,16 @@ def test_the_first_model_is_no_sum() -> None:
     assert isinstance(phase, Aggregating)
 
 
-@pytest.mark.parametrize("holders", [True, False])
-def test_steps_follow_each_other_and_end_with_the_aggregation(holders: bool) -> None:
-    what, phase = rules(holders=holders), summing(TaskKind.SHARE, holders=holders)
+@pytest.mark.parametrize("contributors", [True, False])
+def test_steps_follow_each_other_and_end_with_the_aggregation(contributors: bool) -> None:
+    what, phase = rules(contributors=contributors), summing(TaskKind.SHARE, contributors=contributors)
     seen: list[TaskKind] = []
     effects: list[Effect] = []
     current: Phase = phase
     while isinstance(current, Summing):
         seen.append(current.step)
         current, effects = reported(current, "abcde", what)
-    assert seen == [step for step in SUM_STEPS if holders or "holders" not in step]
+    assert seen == [step for step in SUM_STEPS if contributors or "contributors" not in step]
     assert current == Aggregating(1, 1, FIVE, 3)
     assert effects == [Aggregate(current, complete=True)]
 
@@ -121,27 +123,29 @@ def test_a_step_waits_for_those_that_are_alive_until_its_deadline() -> None:
     for event in (tick(STEP_S), tick(2.0, FIVE - {"e"}), Declined("e", 2.0)):
         after, (effect,) = advance(rules(), phase, event)
         assert isinstance(after, Summing)
-        assert (after.step, after.cohort, after.reported) == (TaskKind.HOLDERS, frozenset("abcd"), NOBODY)
+        assert (after.step, after.cohort, after.reported) == (TaskKind.CONTRIBUTORS, frozenset("abcd"), NOBODY)
         assert effect == AskStep(after)
 
 
 def test_with_too_few_sites_the_attempt_is_abandoned_as_soon_as_that_is_certain() -> None:
-    phase, _ = reported(summing(TaskKind.MASK, holders=False), "abc")
-    assert advance(rules(holders=False), phase, tick(5.0, frozenset("abc")))[0] == phase  # a lost one may come back
+    phase, _ = reported(summing(TaskKind.MASK, contributors=False), "abc")
+    assert (
+        advance(rules(contributors=False), phase, tick(5.0, frozenset("abc")))[0] == phase
+    )  # a lost one may come back
     for event in (tick(STEP_S), Insufficient("false shares", STEP_S)):
-        after, (effect,) = advance(rules(holders=False), phase, event)
+        after, (effect,) = advance(rules(contributors=False), phase, event)
         assert isinstance(after, Idle)
         assert isinstance(effect, Abandon)
         assert (after.tries, after.again_at) == (1, STEP_S + 10.0)
-    phase, effects = advance(rules(holders=False), phase, Declined("d", 5.0))
+    phase, effects = advance(rules(contributors=False), phase, Declined("d", 5.0))
     assert effects == []
-    after, (effect,) = advance(rules(holders=False), phase, Declined("e", 5.0, "numeric"))
+    after, (effect,) = advance(rules(contributors=False), phase, Declined("e", 5.0, "numeric"))
     assert isinstance(effect, Abandon)
-    assert effect.reason == "mask of the secure sum: 3 of 5 sites, 4 are needed (the last, e: numeric)"
+    assert effect.reason == "mask of the secure aggregation: 3 of 5 sites, 4 are needed (the last, e: numeric)"
 
 
-@pytest.mark.parametrize("step", [TaskKind.AGREE_HOLDERS, TaskKind.REVEAL_HOLDERS, TaskKind.MASK])
-def test_nobody_may_drop_out_between_the_holders_and_the_values_and_the_attempt_is_opened_again_at_once(
+@pytest.mark.parametrize("step", [TaskKind.AGREE_CONTRIBUTORS, TaskKind.REVEAL_CONTRIBUTORS, TaskKind.MASK])
+def test_nobody_may_drop_out_between_the_contributors_and_the_values_and_the_attempt_is_opened_again_at_once(
     step: TaskKind,
 ) -> None:
     after, (effect,) = advance(rules(), summing(step), Declined("e", 5.0))
@@ -151,9 +155,11 @@ def test_nobody_may_drop_out_between_the_holders_and_the_values_and_the_attempt_
     assert advance(rules(), phase, tick(STEP_S))[0] == Idle(1, tries=1, again_at=0.0)
 
 
-def test_numbers_of_fewer_sites_than_the_quorum_or_without_a_required_one_are_not_summed() -> None:
-    phase, _ = reported(replace(summing(TaskKind.MASK, holders=False), quorum=5), "abcd", rules(holders=False))
-    assert isinstance(advance(rules(holders=False), phase, tick(STEP_S))[0], Idle)
+def test_numbers_of_fewer_sites_than_the_quorum_or_without_a_required_one_are_not_aggregated() -> None:
+    phase, _ = reported(
+        replace(summing(TaskKind.MASK, contributors=False), quorum=5), "abcd", rules(contributors=False)
+    )
+    assert isinstance(advance(rules(contributors=False), phase, tick(STEP_S))[0], Idle)
     lacks = replace(summing(TaskKind.SHARE), required=frozenset("e"))
     after, (effect,) = advance(rules(), lacks, Declined("e", 1.0))
     assert isinstance(after, Idle)
@@ -194,11 +200,11 @@ class Walk:
                 assert SUM_STEPS.index(phase.step) > SUM_STEPS.index(before.step), "no step is asked for twice"
                 assert phase.cohort <= before.cohort & self.came, "nobody comes back into a sum"
                 assert len(phase.cohort) >= threshold(len(phase.roster))
-                if phase.step is TaskKind.AGREE_HOLDERS:
+                if phase.step is TaskKind.AGREE_CONTRIBUTORS:
                     self.counted = phase.cohort
                 if phase.step is TaskKind.AGREE:
                     self.masked = phase.cohort
-                    assert not phase.holders or self.counted == phase.cohort, "those who were counted are summed"
+                    assert not phase.contributors or self.counted == phase.cohort, "those who were counted are summed"
                 self.came = set()
             case Aggregate(phase, _):
                 assert phase.sites == self.masked
@@ -220,11 +226,11 @@ events = st.one_of(
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.booleans(), st.sampled_from([3, 4, 5]), st.frozensets(st.sampled_from("abc"), max_size=1), st.data())
-def test_whatever_happens_only_those_are_summed_that_stayed(
-    holders: bool, quorum: int, required: Sites, data: st.DataObject
+def test_whatever_happens_only_those_are_aggregated_that_stayed(
+    contributors: bool, quorum: int, required: Sites, data: st.DataObject
 ) -> None:
-    what = rules(holders=holders)
-    walk = Walk(what, replace(summing(TaskKind.SHARE, holders=holders), quorum=quorum, required=required))
+    what = rules(contributors=contributors)
+    walk = Walk(what, replace(summing(TaskKind.SHARE, contributors=contributors), quorum=quorum, required=required))
     for event, seconds in data.draw(st.lists(st.tuples(events, st.sampled_from([0.0, 0.0, 0.0, 30.0])), max_size=80)):
         if not isinstance(walk.phase, Summing):
             break

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.server.rounds.machine.test_advance import DEADLINE, collecting, rules, tick
 
-from protofed.common.protocol.messages import Subject, TaskKind
+from protofed.common.protocol.messages import SumOf, TaskKind
 from protofed.server.rounds.machine.phases import (
     NOBODY,
     Aggregating,
@@ -171,12 +171,14 @@ def test_a_line_names_a_few_of_many_sites() -> None:
     assert found.text.endswith("s4 (away) and 4 more")
 
 
-def test_a_step_of_a_secure_sum_tells_who_has_reported_beside_who_counts() -> None:
+def test_a_step_of_a_secure_aggregation_tells_who_has_reported_beside_who_counts() -> None:
     asked = frozenset("abc")
-    at, reported, groups = (1, 1, Subject.UPDATE, TaskKind.SHARE), frozenset("ab"), (("a", "b", "c"),)
-    phase = Summing(*at, asked, asked, 3, 3, holders=False, opened=0.0, reported=reported, groups=groups)
+    at, reported, groups = (1, 1, SumOf.UPDATE, TaskKind.SHARE), frozenset("ab"), (("a", "b", "c"),)
+    phase = Summing(*at, asked, asked, 3, 3, contributors=False, opened=0.0, reported=reported, groups=groups)
     found = known(reason(phase, tick(), {"c": "silent"}))
-    assert found.text == ("waits for c (silent) in step share of a secure sum; has 2 of 3, 0 in whole groups, needs 3")
+    assert found.text == (
+        "waits for c (silent) in step share of a secure aggregation; has 2 of 3, 0 in whole groups, needs 3"
+    )
     alone = known(reason(replace(phase, groups=(("a", "b"), ("c",))), tick()))
     assert alone.text.endswith("; has 2, needs 3")
 

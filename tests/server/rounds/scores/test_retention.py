@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from protofed.common.codec import Digest
-from protofed.server.verdicts import RejectionCode, UpdateProblem
+from protofed.server.verdicts import RefusalCode, UpdateProblem
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab
@@ -61,7 +61,7 @@ def test_refused_and_stale_updates_are_discarded_too(make: MakeLab) -> None:
     lab.push("ann", lab.model(1.0))
     manifest, data = lab.announce(lab.model(77.0))
     lab.blobs.put(data)
-    lab.intake.refuse("cyd", late.task_id, manifest, UpdateProblem(RejectionCode.NOT_FINITE, "not finite"))
+    lab.intake.refuse("cyd", late.task_id, manifest, UpdateProblem(RefusalCode.NOT_FINITE, "not finite"))
     lab.round(bob=1.0, cyd=1.0)
     assert lab.has(manifest.digest)
     go(lab, 2, 3)

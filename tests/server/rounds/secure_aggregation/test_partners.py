@@ -60,7 +60,7 @@ def test_a_site_that_is_away_keeps_its_key_and_one_without_a_key_is_named(server
     server.presence.forget("cleo")
     again = server.partners.proposed(SITES)
     assert (again.number, again.coordinator, again.identities) == (2, "The Hub", {site: KEYS[site] for site in SITES})
-    with pytest.raises(ConfigError, match="no key for secure sums is known of dan: start the daemon"):
+    with pytest.raises(ConfigError, match="no key for secure aggregation is known of dan: start the daemon"):
         server.partners.proposed([*SITES, "dan"])
     with pytest.raises(ConfigError, match="3 to 1000 partners; this list has 2"):
         server.partners.proposed(SITES[:2])
@@ -108,7 +108,7 @@ def test_two_lists_have_two_codes_and_what_changed_is_said() -> None:
     assert changes(before, after) == [
         "Dan (dan) is new.",
         "Cleo (cleo) is no longer a partner.",
-        "Bobby (bob) has another identity for secure sums: ask that hospital why.",
+        "Bobby (bob) has another identity for secure aggregation: ask that hospital why.",
         "bob is called Bobby; the list before said Bob.",
         "Dan runs the server; the list before said The Hub.",
     ]

@@ -14,7 +14,7 @@ from tests.support.sum_sites import SumSite
 
 from protofed.common.errors import FailureReason
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import SUM_STEPS, Activity, Progress, Role, Subject, TaskKind, Verdict
+from protofed.common.protocol.messages import SUM_STEPS, Activity, Progress, Role, SumOf, TaskKind, Verdict
 from protofed.common.protocol.scores import Spread
 from protofed.common.secure_aggregation import score_sums
 from protofed.common.secure_aggregation.linear_form import POINT
@@ -25,7 +25,7 @@ from protofed.server.rounds.machine import phases
 from protofed.server.rounds.scores.best_round import best_kept
 from protofed.server.rounds.secure_aggregation.totals import score_names
 from protofed.server.storage.ledger import Ledger
-from protofed.server.verdicts import SetAsideCode, SetAsideReason
+from protofed.server.verdicts import Rejection, RejectionCode
 
 OWN = {"ann": 0.25, "bob": 0.5, "cyd": 0.5, "dan": 0.75, "eli": 1.0}
 NAME = "personal.accuracy"
@@ -53,7 +53,7 @@ class Scored(Secure):
         terms = score_sums.terms_of(site, self.names, given)
         words = partial(layout.words, terms, POINT)
         digest = self.lab.recipe.fingerprint()
-        return SumSite(site, digest, self.lab.blobs.view, layout.flags(terms), words, score_sums.HOLDERS)
+        return SumSite(site, digest, self.lab.blobs.view, layout.flags(terms), words, score_sums.CONTRIBUTORS)
 
     def answer_scores(self, sites: Iterable[SiteId]) -> None:
         for site in sites:
@@ -81,7 +81,7 @@ def test_the_ledger_has_the_mean_and_no_score_of_a_site() -> None:
     for step in ALL:
         assert run.asked() == dict.fromkeys(SITES, step)
         task = run.lab.task("ann")
-        assert (task.round, task.attempt, task.subject) == (2, 1, Subject.SCORES)
+        assert (task.round, task.attempt, task.sum_of) == (2, 1, SumOf.SCORES)
         run.answer_scores(SITES)
     assert run.sums() == {NAME: FOUND}  # and nothing of what two sites have
     assert run.ledger.scores("test") == {}
@@ -158,7 +158,11 @@ def test_a_site_that_drops_out_ends_no_round(step: TaskKind) -> None:
     run.answer_scores(SITES[1:])
     run.lab.later(60.0, alive=SITES)
     run.scores_until(None)
-    whole = step in (TaskKind.AGREE_HOLDERS, TaskKind.REVEAL_HOLDERS, TaskKind.MASK)  # a row could be left with one
+    whole = step in (
+        TaskKind.AGREE_CONTRIBUTORS,
+        TaskKind.REVEAL_CONTRIBUTORS,
+        TaskKind.MASK,
+    )  # a row could be left with one
     assert (run.sums().get(NAME) is None) is whole
     assert isinstance(run.lab.phase, phases.FinishedPhase)
     assert not run.lab.phase.failed
@@ -166,7 +170,7 @@ def test_a_site_that_drops_out_ends_no_round(step: TaskKind) -> None:
     assert run.ledger.rounds("test")[-1].scored
 
 
-@pytest.mark.parametrize("step", [TaskKind.HOLDERS, TaskKind.MASK, TaskKind.REVEAL])
+@pytest.mark.parametrize("step", [TaskKind.CONTRIBUTORS, TaskKind.MASK, TaskKind.REVEAL])
 def test_a_sum_of_scores_that_comes_to_nothing_counts_as_any_other(step: TaskKind) -> None:
     run = Scored()
     run.scores_until(step)
@@ -198,7 +202,7 @@ def test_a_sum_of_scores_that_is_opened_is_no_failure_nor_one_of_a_run_that_is_s
     assert counted(run.lab.metrics, ABANDONED) == {}
 
 
-def test_two_sites_are_not_summed() -> None:
+def test_two_sites_are_not_aggregated() -> None:
     run = Scored()
     for site in SITES[2:]:
         run.decline(site)
@@ -251,7 +255,7 @@ def test_a_restart_among_evaluators_asks_the_same_trainers_also_who_was_not_in_t
     run = Scored(evaluator="eva")
     task = next(row for row in run.ledger.tasks("test", 2, 1) if (row.site, row.kind) == ("eli", TaskKind.FIT))
     update = next(row for row in run.ledger.updates("test", 2, 1) if row.task.task_id == task.task_id)
-    run.ledger.set_aside(update, SetAsideReason(SetAsideCode.GROUP, "was not drawn"))
+    run.ledger.reject(update, Rejection(RejectionCode.GROUP, "was not drawn"))
     then = run.lab.phase
     run.lab.restart()
     assert run.lab.phase == then
@@ -259,7 +263,7 @@ def test_a_restart_among_evaluators_asks_the_same_trainers_also_who_was_not_in_t
     assert run.asked() == dict.fromkeys(SITES, TaskKind.SCORE_SUM)
 
 
-def test_a_site_that_has_not_been_summed_is_not_asked() -> None:
+def test_a_site_that_has_not_been_aggregated_is_not_asked() -> None:
     run = Scored(evaluator="eva")
     run.lab.enroll("new")
     run.lab.score("eva")

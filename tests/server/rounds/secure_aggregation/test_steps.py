@@ -1,4 +1,4 @@
-"""Whole rounds under secure sums, through the real coordinator, ledger and blobs, with sites in memory.
+"""Whole rounds under secure aggregation, through the real coordinator, ledger and blobs, with sites in memory.
 
 What a server turns away of one site, so that it does not end the sum of all.
 """
@@ -21,7 +21,7 @@ from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import ConflictError, FailureReason
 from protofed.common.payload import Part, Payload, SiteId, Update
-from protofed.common.protocol.messages import SUM_STEPS, Activity, Receipt, Subject, Task, TaskKind, Verdict
+from protofed.common.protocol.messages import SUM_STEPS, Activity, Receipt, SumOf, Task, TaskKind, Verdict
 from protofed.common.secure_aggregation.groups import Groups
 from protofed.common.secure_aggregation.keys import ROOT_BYTES, KeyAdvert, SiteSecrets, advertised
 from protofed.common.secure_aggregation.masking import Share
@@ -37,7 +37,7 @@ from protofed.server.rounds.secure_aggregation.totals import layout_of, next_sta
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.rows import UpdateRow, one_a_site
-from protofed.server.verdicts import RejectionCode, SetAsideCode, UpdateProblem
+from protofed.server.verdicts import RefusalCode, RejectionCode, UpdateProblem
 
 CHECK = SumCheck(TaskKind.FIT, "ann", CONTEXT, None)
 SOUND = advertised(SiteSecrets(bytes(ROOT_BYTES), CONTEXT, "ann"), identity_of("ann"), b"")
@@ -62,7 +62,7 @@ def test_keys_that_would_end_the_sum_of_all_are_refused_to_their_site(change: di
     assert problem_of(signed(SOUND)) is None
     problem = problem_of(signed(replace(SOUND, **change)))  # type: ignore[arg-type]
     assert problem is not None
-    assert (problem.code, "key" in problem.text) == (RejectionCode.SECURE_SUM, True)
+    assert (problem.code, "key" in problem.text) == (RefusalCode.SECURE_AGGREGATION, True)
 
 
 def test_a_message_with_which_the_roster_would_be_too_large_is_refused() -> None:
@@ -75,13 +75,13 @@ def test_a_message_with_which_the_roster_would_be_too_large_is_refused() -> None
 
 SITES = ("ann", "bob", "cyd", "dan", "eli")
 HELD = {"ann": (0, 1), "bob": (0,), "cyd": (0, 2), "dan": (1,), "eli": (0, 1)}  # class 2: cyd alone
-METHODS = {"fedavg": False, "fedprp": True}  # whether holders are counted
+METHODS = {"fedavg": False, "fedprp": True}  # whether contributors are counted
 FIVE: dict[str, Any] = {"federation": {"secure": True, "min_sites": 3, "quorum": 3, "score_every": 0, "sum_group": 1}}
 
 
 @dataclass
 class Secure:
-    """A run of five sites under secure sums; round 1 is open."""
+    """A run of five sites under secure aggregation; round 1 is open."""
 
     method: str
     ledger: Ledger = field(default_factory=Ledger)
@@ -124,7 +124,7 @@ class Secure:
     @property
     def steps(self) -> list[TaskKind]:
         """Those of a round, FIT first."""
-        return [TaskKind.FIT, *(kind for kind in SUM_STEPS if METHODS[self.method] or "holders" not in kind)]
+        return [TaskKind.FIT, *(kind for kind in SUM_STEPS if METHODS[self.method] or "contributors" not in kind)]
 
     def answer(self, sites: Iterable[SiteId], task: Task | None = None) -> None:
         for site in sites:
@@ -149,13 +149,13 @@ class Secure:
     def bases(self) -> dict[SiteId, Digest | None]:
         return {site: self.lab.task(site).base_digest for site in self.asked()}
 
-    def state_of(self, sites: Iterable[SiteId], holders: Iterable[SiteId] | None = None) -> Payload:
+    def state_of(self, sites: Iterable[SiteId], contributors: Iterable[SiteId] | None = None) -> Payload:
         """The state that the plain sum of these sites' words gives."""
         fixed = self.lab.recipe.federation.fixed_point
         assert fixed is not None
         kept = None
         if self.layout.classes:
-            flags = {site: self.layout.flags(self.updates[site]) for site in holders or sites}
+            flags = {site: self.layout.flags(self.updates[site]) for site in contributors or sites}
             kept = total_of(flags) >= 2
         words = {site: self.layout.words(self.updates[site], fixed, kept) for site in sites}
         return next_state(self.server, self.start, self.layout, total_of(words), fixed, round_context())
@@ -179,7 +179,7 @@ def test_a_round_asks_for_each_step_in_order_and_publishes_what_the_plain_sum_gi
     for step in run.steps:
         assert run.asked() == dict.fromkeys(SITES, step)
         task = run.lab.task("ann")
-        assert (task.attempt, task.subject) == (1, "update")
+        assert (task.attempt, task.sum_of) == (1, "update")
         run.answer(SITES)
     assert run.published() == digest(run.state_of(SITES))
     (_, row) = run.ledger.rounds("test")[:2]
@@ -187,7 +187,7 @@ def test_a_round_asks_for_each_step_in_order_and_publishes_what_the_plain_sum_gi
     assert run.asked() == dict.fromkeys(SITES, TaskKind.FIT)
     run.finish(2)
     assert run.asked() == dict.fromkeys(SITES, TaskKind.SCORE_SUM)
-    assert run.lab.task("ann").subject is Subject.SCORES
+    assert run.lab.task("ann").sum_of is SumOf.SCORES
 
 
 def test_the_sum_says_other_than_one_site_alone(run: Secure) -> None:
@@ -205,8 +205,8 @@ def test_a_site_that_drops_out_at_a_step_ends_nothing_but_where_a_class_could_be
     run.answer(SITES[1:])
     run.lab.later(60.0, alive=SITES)
     rows = METHODS[run.method]
-    if rows and step in (TaskKind.AGREE_HOLDERS, TaskKind.REVEAL_HOLDERS, TaskKind.MASK):
-        assert "of the secure sum: 4 of 5 sites, 5 are needed; no answer of ann" in str(
+    if rows and step in (TaskKind.AGREE_CONTRIBUTORS, TaskKind.REVEAL_CONTRIBUTORS, TaskKind.MASK):
+        assert "of the secure aggregation: 4 of 5 sites, 5 are needed; no answer of ann" in str(
             run.ledger.rounds("test")[-1].abandoned
         )
         run.lab.later(0.0)
@@ -229,7 +229,7 @@ def test_with_fewer_than_t_sites_the_attempt_is_abandoned(run: Secure, step: Tas
     run.answer(SITES[:3])  # t = 4 of 5
     run.lab.later(60.0, alive=SITES)
     row = run.ledger.rounds("test")[-1]
-    assert f"{step} of the secure sum: 3 of 5 sites" in str(row.abandoned)
+    assert f"{step} of the secure aggregation: 3 of 5 sites" in str(row.abandoned)
     assert isinstance(run.lab.phase, phases.Idle)
     assert run.lab.phase.tries == 1
     assert run.ledger.state("test", 1) is None
@@ -284,7 +284,7 @@ def test_two_different_uploads_for_a_step_are_equivocation(run: Secure, step: Ta
     run.answer(["ann"])
     assert run.lab.push("ann", run.sites["ann"].answer(task), task).verdict is Verdict.DUPLICATE
     receipt = run.lab.push("ann", payload_of(SignatureMessage(b"another")), task)
-    assert receipt.verdict is Verdict.INVALID
+    assert receipt.verdict is Verdict.REFUSED
     assert "another update was already accepted" in receipt.reason
 
 
@@ -292,14 +292,14 @@ def test_what_is_not_signed_for_this_very_sum_is_refused_by_name(run: Secure) ->
     task = run.lab.task("ann")
     run.sites["ann"].recipe = codec.digest(b"another recipe")
     receipt = run.lab.push("ann", run.sites["ann"].answer(task), task)
-    assert (receipt.verdict, "not signed by it for this sum" in receipt.reason) == (Verdict.INVALID, True)
+    assert (receipt.verdict, "not signed by it for this sum" in receipt.reason) == (Verdict.REFUSED, True)
     run.sites["ann"] = run._site("ann")
     stranger = run.sites["bob"].answer(run.lab.task("bob"))
     assert "expected the keys of ann" in run.lab.push("ann", stranger, task).reason
     run.go_to(TaskKind.AGREE)
     task = run.lab.task("ann")
     false = payload_of(SignatureMessage(bytes(64)))
-    assert run.lab.push("ann", false, task).verdict is Verdict.INVALID
+    assert run.lab.push("ann", false, task).verdict is Verdict.REFUSED
     plain: Payload = {Part.BODY: {"w": np.zeros(3, np.float32)}}
     assert "expected the tensors message of part" in run.lab.push("ann", plain, task).reason
     run.finish()
@@ -318,7 +318,7 @@ def test_an_upload_that_comes_after_its_step_is_stale(run: Secure) -> None:
     task = run.lab.task("ann")
     run.answer(SITES[1:])
     run.lab.later(60.0, alive=SITES)
-    assert run.lab.push("ann", run.sites["ann"].answer(task), task).verdict is Verdict.STALE
+    assert run.lab.push("ann", run.sites["ann"].answer(task), task).verdict is Verdict.LATE
 
 
 def test_a_published_sum_is_verified_and_counted_once_a_site(run: Secure) -> None:
@@ -334,7 +334,7 @@ def test_a_published_sum_is_verified_and_counted_once_a_site(run: Secure) -> Non
 
 
 def commits_of(run: Secure) -> list[Commit]:
-    """What all sites that are asked now send, each begun and examined."""
+    """What all sites that are asked now send, each started and examined."""
     commits = []
     for site in run.asked():
         task = run.lab.task(site)
@@ -381,7 +381,7 @@ def test_random_numbers_of_a_site_that_keeps_its_update_back_end_the_attempt_and
     run.go_to(TaskKind.REVEAL)
     run.answer(list(run.asked()))
     row = run.ledger.rounds("test")[-1]
-    assert "the secure sum cannot be opened: its numbers are random" in str(row.abandoned)
+    assert "the secure aggregation cannot be opened: its numbers are random" in str(row.abandoned)
     assert not set(SITES) & set(re.findall(r"\w+", str(row.abandoned)))
     assert isinstance(run.lab.phase, phases.Idle)
     cyd.numbers = given
@@ -455,7 +455,7 @@ def test_a_damaged_upload_ends_the_attempt_and_not_the_run(run: Secure, step: Ta
     run.lab.blobs.discard(lost.digest)
     run.answer(SITES[:1])
     row = run.ledger.rounds("test")[-1]
-    assert "secure sum" in str(row.abandoned)
+    assert "secure aggregation" in str(row.abandoned)
     assert isinstance(run.lab.phase, phases.Idle)
     assert run.ledger.state("test", 1) is None
 
@@ -465,7 +465,7 @@ def test_a_run_says_which_sites_a_step_waits_for(run: Secure) -> None:
     run.answer(SITES[:2])
     waits = run.lab.run.waiting(Certificates(run.ledger))
     assert waits is not None
-    assert waits.text == "waits for cyd, dan, eli in step share of a secure sum; has 2, needs 4"
+    assert waits.text == "waits for cyd, dan, eli in step share of a secure aggregation; has 2, needs 4"
     assert run.lab.task("cyd").remaining_s == 60.0
 
 
@@ -514,7 +514,7 @@ def test_a_site_that_does_not_report_leaves_its_group_out_and_the_round_counts_o
     assert run.asked() == dict.fromkeys(second, TaskKind.SHARE)
     assert told(run, second[0]) == (second,)
     assert statuses(run, 2, first[1:]) == {
-        ("set-aside", f"waits for {lost}: its group is summed together, or not at all")
+        ("rejected", f"waits for {lost}: its group is summed together, or not at all")
     }
     run.finish(2)
     assert run.published(2) == digest(run.state_of(second))
@@ -571,7 +571,7 @@ def test_newcomers_wait_until_they_are_a_group_and_the_others_go_on() -> None:
     assert run.ledger.state("test", 4) is not None
 
 
-def test_newcomers_whose_others_do_not_report_are_set_aside_with_what_they_wait_for() -> None:
+def test_newcomers_whose_others_do_not_report_are_rejected_with_what_they_wait_for() -> None:
     run = run_of(7)
     run.answer(NAMES[:4])
     run.lab.later(600.0, alive=run.names)
@@ -582,9 +582,9 @@ def test_newcomers_whose_others_do_not_report_are_set_aside_with_what_they_wait_
     run.lab.later(600.0, alive=run.names)
     assert set(run.asked()) == set(NAMES[:4])
     text = "waits for 1 more new site: its sums are over groups of 3"
-    assert statuses(run, 2, NAMES[4:6]) == {("set-aside", text)}
-    aside = {row.task.site: row.code for row in run.ledger.updates("test", 2) if row.set_aside is not None}
-    assert aside == dict.fromkeys(NAMES[4:6], SetAsideCode.GROUP)
+    assert statuses(run, 2, NAMES[4:6]) == {("rejected", text)}
+    aside = {row.task.site: row.code for row in run.ledger.updates("test", 2) if row.rejected is not None}
+    assert aside == dict.fromkeys(NAMES[4:6], RejectionCode.GROUP)
     run.finish(2)
     assert groups_of(run) == (NAMES[:4],)
     run.answer(NAMES[:7])

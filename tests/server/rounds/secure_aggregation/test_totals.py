@@ -1,4 +1,4 @@
-"""Which recipes may run under secure sums, what the sites of a round are then, and what a real server says."""
+"""Which recipes may run under secure aggregation, what the sites of a round are then, and what a real server says."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def federation(**keys: Any) -> Federation:
         ({"sum_group": 5}, "sum_group = 5: expected 3 to min_sites"),
     ],
 )
-def test_a_recipe_that_cannot_be_summed_is_refused_when_it_is_read(keys: dict[str, Any], why: str) -> None:
+def test_a_recipe_that_cannot_be_aggregated_is_refused_when_it_is_read(keys: dict[str, Any], why: str) -> None:
     table = small_recipe("fedavg").model_dump(exclude={"federation"})
     with pytest.raises(ConfigError, match=why):
         parse({**table, "federation": {**SECURE, **keys}}, Recipe, "r.toml")
@@ -75,7 +75,7 @@ def test_a_method_without_a_linear_form_is_refused_when_the_run_is_started(metho
     check_secure(plain, method_of(plain))
 
 
-def test_more_classes_than_sites_can_count_the_holders_of_are_refused() -> None:
+def test_more_classes_than_sites_can_count_the_contributors_of_are_refused() -> None:
     for name, refused in (("fednh", True), ("cwfedavg-private", True), ("fedavg", False)):
         recipe = small_recipe(name, federation=SECURE).model_copy(update={"classes": 10_001})
         with pytest.raises(ConfigError, match="10001 classes") if refused else nullcontext():

@@ -34,7 +34,14 @@ from protofed.deploy.pages.pictures import Picture, Pictures
 from protofed.deploy.pages.shell import FRAGMENT, Page, form_of, shell_of
 from protofed.deploy.report import document, models, rounds, scores, summary
 from protofed.deploy.report.rounds import TASK_STATUSES
-from protofed.deploy.run_view import NOISE_KEEPS, RunView, best_sentence, kept_sentence, summed_sentence, warning_lines
+from protofed.deploy.run_view import (
+    NOISE_KEEPS,
+    RunView,
+    aggregated_sentence,
+    best_sentence,
+    kept_sentence,
+    warning_lines,
+)
 from protofed.deploy.shipped import read_overrides, with_overrides
 from protofed.deploy.site.plan_request import planned_lines
 from protofed.deploy.tables import printable
@@ -187,8 +194,8 @@ def _said(run: RunSnapshot) -> str:
 def _remarks(run: RunSnapshot, detail: pb.RunDetail) -> list[str]:
     """What belongs below the scores."""
     lines = [] if run.best is None else [best_sentence(run.best)]
-    if summed := [score.sites for score in detail.scores if score.summed]:
-        lines.append(summed_sentence(max(summed)))
+    if aggregated := [score.sites for score in detail.scores if score.aggregated]:
+        lines.append(aggregated_sentence(max(aggregated)))
     if run.noisy:
         lines.append(NOISE_KEEPS)
     elif run.keeping:
@@ -200,7 +207,7 @@ WORDS: Final[Mapping[str, str]] = {
     "reported": "reported",
     "started": "works on it",
     "invited": "invited",
-    "set-aside": "set aside",
+    "rejected": "rejected",
     "failed": "failed",
     "late": "late",
     "not-needed": "not needed",
@@ -278,7 +285,7 @@ def mark(task: pb.SiteTask) -> Mark:
 
 
 def troubles(rounds: Sequence[pb.RoundInfo]) -> list[Trouble]:
-    """Tasks that failed, were late or set aside, and refused updates, newest first."""
+    """Tasks that failed, were late or rejected, and refused updates, newest first."""
     return [
         Trouble(row.round, row.attempt, task.site, task.kind, status, reason)
         for row in reversed(rounds)

@@ -83,7 +83,7 @@ class SitePages:
         return shell_of(request).done("/sites", f"{info.site}: forgotten")
 
     def regroup(self, request: Request) -> Response:
-        """Dissolve its group of secure sums."""
+        """Dissolve its group of secure aggregation."""
         _confirmed(request, "dissolve the group")
         info = self.operator.regroup(_name(request))
         others = ", ".join(other for other in info.group if other != info.site)

@@ -1,6 +1,6 @@
 """What the hospital's pages draw: own scores, bytes that left by part, and privacy spent.
 
-All is readable in black and white. A filled mark left the site, a half-filled one in a secure sum alone, a
+All is readable in black and white. A filled mark left the site, a half-filled one in a secure aggregation alone, a
 hollow one stayed.
 """
 
@@ -73,7 +73,9 @@ def scores_sketch(table: ScoresView, majority: Mapping[str, float]) -> Sketch | 
     said = "; ".join(lines)
     title = "This site's own scores over the rounds"
     return Sketch(
-        title, f"{said}. Filled marks: scores that left. Half filled: in a secure sum alone. Hollow: that stayed.", draw
+        title,
+        f"{said}. Filled marks: scores that left. Half filled: in a secure aggregation alone. Hollow: that stayed.",
+        draw,
     )
 
 
@@ -181,7 +183,7 @@ def _mark(table: ScoresView, name: str, round: int, colour: str) -> dict[str, An
     """How a score's mark is filled, by whether it left."""
     if name in table.sent.names.get(round, ()):
         return {"mfc": colour}
-    if name in table.sent.summed.get(round, ()):
+    if name in table.sent.aggregated.get(round, ()):
         return {"mfc": colour, "mfcalt": "white", "fillstyle": "bottom"}
     return {"mfc": "white"}
 
@@ -249,9 +251,9 @@ def _first_and_last(table: ScoresView, name: str) -> str:
     form = "{:.3f}" if lower_is_better(name) else "{:.1%}"
     said = [f"{form.format(scored.scores[name])} in round {scored.round}" for scored in (rounds[0], rounds[-1])]
     left = sum(name in table.sent.names.get(scored.round, ()) for scored in rounds)
-    summed = sum(name in table.sent.summed.get(scored.round, ()) for scored in rounds)
+    aggregated = sum(name in table.sent.aggregated.get(scored.round, ()) for scored in rounds)
     words = [f"{_of(left, len(rounds))} left"] if left else []
-    words += [f"{_of(summed, len(rounds))} left in a secure sum"] if summed else []
+    words += [f"{_of(aggregated, len(rounds))} left in a secure aggregation"] if aggregated else []
     return f"{name}: {said[0]}, {said[1]}, {', '.join(words) or 'all stayed'}"
 
 

@@ -71,20 +71,20 @@ class LeftPages:
 
 FIRST_MODEL: Final = "first model"
 UPDATE_ALONE: Final = "update alone"
-UPDATE_SUMMED: Final = "update in a secure sum"
+UPDATE_AGGREGATED: Final = "update in a secure aggregation"
 SCORES_ALONE: Final = "scores alone"
-SCORES_SUMMED: Final = "scores in a secure sum"
-NO_RESULT: Final = "keys and shares of a secure sum"
+SCORES_AGGREGATED: Final = "scores in a secure aggregation"
+NO_RESULT: Final = "keys and shares of a secure aggregation"
 REFUSED: Final = "kept by the policy"
 NOISE: Final = " with noise"
 # What was uploaded in vain counts, too: it left. The first model has nothing of the site's data.
-KINDS: Final = (UPDATE_ALONE, UPDATE_SUMMED, SCORES_ALONE, SCORES_SUMMED, NO_RESULT, FIRST_MODEL)
+KINDS: Final = (UPDATE_ALONE, UPDATE_AGGREGATED, SCORES_ALONE, SCORES_AGGREGATED, NO_RESULT, FIRST_MODEL)
 _ALONE: Final[Mapping[str, str]] = {
     TaskKind.FIT: UPDATE_ALONE,
     TaskKind.REFINE: UPDATE_ALONE,
     TaskKind.INITIALISE: FIRST_MODEL,
 }
-_BEGIN: Final[Mapping[str, str]] = {TaskKind.FIT: UPDATE_SUMMED, TaskKind.SCORE_SUM: SCORES_SUMMED}
+_BEGIN: Final[Mapping[str, str]] = {TaskKind.FIT: UPDATE_AGGREGATED, TaskKind.SCORE_SUM: SCORES_AGGREGATED}
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class RoundLine:
 
     @property
     def what(self) -> str:
-        """What left, and how: alone, in a secure sum, with noise."""
+        """What left, and how: alone, in a secure aggregation, with noise."""
         return ", ".join(kind + NOISE * (self.noisy and kind.startswith("update")) for kind in self.kinds)
 
     @property
@@ -185,8 +185,8 @@ def _line(run: str, number: int, items: Sequence[Leaving]) -> RoundLine:
 
 
 def _kinds(items: Iterable[Leaving]) -> Iterator[str]:
-    """What items of a round are, the oldest first: a masked update or score belongs to the sum that was begun last."""
-    begun, left = "", set[str]()
+    """What items of a round are, the oldest first: a masked update or score belongs to the sum started last."""
+    started, left = "", set[str]()
     for item in items:
         if item.why:
             yield REFUSED
@@ -195,9 +195,9 @@ def _kinds(items: Iterable[Leaving]) -> Iterator[str]:
         elif not item.in_a_sum:
             yield _ALONE.get(item.what, UPDATE_ALONE)
         elif item.what in _BEGIN:
-            begun = _BEGIN[item.what]
+            started = _BEGIN[item.what]
         elif item.what == TaskKind.MASK:
-            left.add(begun or UPDATE_SUMMED)
+            left.add(started or UPDATE_AGGREGATED)
     yield from left
-    if begun and not left:
+    if started and not left:
         yield NO_RESULT

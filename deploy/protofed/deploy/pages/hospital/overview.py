@@ -103,7 +103,7 @@ def _certificate(site: HospitalSite) -> Mapping[str, Any]:
 
 
 def _partners(site: HospitalSite) -> str:
-    """Why the site takes part in no secure sum; empty: it does, or no policy asks for partners."""
+    """Why the site takes part in no secure aggregation; empty: it does, or no policy asks for partners."""
     try:
         policy = site.policy()
         required = policy is not None and policy.rules.partners == "confirmed"
@@ -191,7 +191,7 @@ class HealthPages:
     def begin(self, request: Request) -> Response:
         """Examine the site."""
         whole = form_of(request).get("whole", "") == "yes"
-        return begun(request, examiner_of(self.site).begin(whole=whole), "/health")
+        return started(request, examiner_of(self.site).begin(whole=whole), "/health")
 
     def stop(self, request: Request) -> Response:
         """Stop what goes on, of whatever kind."""
@@ -223,7 +223,7 @@ def examiner_of(site: HospitalSite) -> Examiner:
     return site.examiner
 
 
-def begun(request: Request, begins: bool, path: str) -> Response:
+def started(request: Request, begins: bool, path: str) -> Response:
     """The answer to an order to begin an examination."""
     if not begins:
         shell_of(request).access.notify("another check goes on: wait for its end, or stop it", error=True)

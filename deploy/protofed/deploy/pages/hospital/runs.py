@@ -15,7 +15,7 @@ from protofed.client.state.own_scores import FOLDER, OwnScores
 from protofed.common.errors import ConfigError, PolicyViolationError, ProtofedError
 from protofed.deploy.audit.reader import rounds_text
 from protofed.deploy.pages.hospital.left import round_lines
-from protofed.deploy.pages.hospital.overview import begun, examiner_of, said
+from protofed.deploy.pages.hospital.overview import examiner_of, said, started
 from protofed.deploy.pages.hospital.site import HospitalSite
 from protofed.deploy.pages.pictures import Picture
 from protofed.deploy.pages.shell import Page, form_of, shell_of
@@ -117,7 +117,7 @@ class HospitalRuns:
     def check(self, request: Request) -> Response:
         """Check the data against the run's recipe, as `protofed client check` does."""
         offer = self._offer(request)
-        return begun(request, examiner_of(self.site).begin(offer.run), f"/runs/{offer.run}/check")
+        return started(request, examiner_of(self.site).begin(offer.run), f"/runs/{offer.run}/check")
 
     def _done(self, request: Request, text: str) -> Response:
         return shell_of(request).done(f"/runs/{request.path_params['run']}", text)
@@ -188,9 +188,9 @@ class HospitalRuns:
 
 
 def _left(name: str, view: ScoresView) -> str:
-    """In which rounds a score left, and in which in a secure sum alone, in words; empty: it stayed."""
-    gone, summed = view.alone(name), view.summed(name)
+    """In which rounds a score left, and in which in a secure aggregation alone, in words; empty: it stayed."""
+    gone, aggregated = view.alone(name), view.aggregated(name)
     words = [f"rounds {rounds_text(gone)}"] if gone else ["more left than the log lists"] if view.unlisted else []
-    if summed:
-        words.append(f"in a secure sum, as part of a mean over sites: rounds {rounds_text(summed)}")
+    if aggregated:
+        words.append(f"in a secure aggregation, as part of a mean over sites: rounds {rounds_text(aggregated)}")
     return "; ".join(words) or ("the log's older files are in an archive" if view.sent.gap else "")

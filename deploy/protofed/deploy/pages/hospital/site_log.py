@@ -1,4 +1,4 @@
-"""What has left the site, from its audit log: each update, scores and step of a secure sum as one line."""
+"""What has left the site, from its audit log: each update, scores and step of a secure aggregation as one line."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ class Leaving:
 
     @property
     def in_a_sum(self) -> bool:
-        """Whether it is a message of a secure sum: keys, shares, or a masked vector."""
-        return bool(self.parts) and all(part == Part.SECURE_SUM for part, _, _ in self.parts)
+        """Whether it is a message of a secure aggregation: keys, shares, or a masked vector."""
+        return bool(self.parts) and all(part == Part.SECURE_AGGREGATION for part, _, _ in self.parts)
 
     @property
     def rules(self) -> list[str]:

@@ -17,7 +17,7 @@ import structlog
 
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import DiskFailureError, OutOfSpaceError, ProtofedError, SecureSumError, count
+from protofed.common.errors import DiskFailureError, OutOfSpaceError, ProtofedError, SecureAggregationError, count
 from protofed.common.failpoint import reach
 from protofed.common.payload import Part, Payload, SiteId
 from protofed.common.protocol.messages import TaskKind, Verdict
@@ -47,7 +47,7 @@ from protofed.server.rounds.machine.rules import Grouping, left_out
 from protofed.server.rounds.presence import Invitations
 from protofed.server.rounds.scores.best_round import Rankings, prune
 from protofed.server.storage.rows import UpdateRow
-from protofed.server.verdicts import SetAsideCode, SetAsideReason
+from protofed.server.verdicts import Rejection, RejectionCode
 
 log = structlog.get_logger()
 WEIGHT_CAP = "weight_cap"  # a round's statistic: `weight_cap`, in rounds of a method that weighs by example counts
@@ -118,7 +118,7 @@ class Aggregation:
         self._context, self._ledger, self._queue = context, context.ledger, queue
         self._job: AggregationJob | None = None
         self._noted = False
-        self._chosen = False  # whether this process has set aside what the robust rule rejects of this job's updates
+        self._chosen = False  # whether this process has rejected what the robust rule rejects of this job's updates
         self._again_at: float | None = None  # waiting for space
 
     @property
@@ -149,13 +149,13 @@ class Aggregation:
 
     def _aggregate(self, state: Payload | None) -> Outcome | None:
         job = self._job
-        assert job is not None  # noqa: S101  (begun)
+        assert job is not None  # noqa: S101  (started)
         try:
             deaths = self._record_start(job.phase)
             groups = self._ledger.groups() if self._grouping is not None else ()
             used, excluded = self._used(job.phase, groups)
             if self._grouping is not None:
-                groups = self._grouping.begun(groups, {row.task.site for row in used})
+                groups = self._grouping.started(groups, {row.task.site for row in used})
         except OutOfSpaceError as error:
             self._wait(error)
             return None
@@ -203,7 +203,7 @@ class Aggregation:
             self._noted = False
 
     def _wait(self, error: OutOfSpaceError) -> None:
-        """No outcome yet: the job is begun again later."""
+        """No outcome yet: the job is started again later."""
         job = self._job
         at = {} if job is None else {"round": job.phase.round}
         log.error("no space for the new state; trying again", run=self._run, **at, in_s=PAUSE_S, why=str(error))
@@ -221,23 +221,23 @@ class Aggregation:
             return refinement(accepted)
         norms = {row.task.site: row.norm for row in accepted if row.norm is not None}
         if phase.round and self._rules.secure:
-            began = {row.task.site for row in accepted if row.task.asks_for_update and row.set_aside is None}
-            code, unusable = SetAsideCode.GROUP, left_out(groups, began, self._rules.sum_group)
+            began = {row.task.site for row in accepted if row.task.asks_for_update and row.rejected is None}
+            code, unusable = RejectionCode.GROUP, left_out(groups, began, self._rules.sum_group)
         elif phase.round:
-            code, unusable = SetAsideCode.OUTLIER, outliers(norms, self._rules.outlier_factor)
+            code, unusable = RejectionCode.OUTLIER, outliers(norms, self._rules.outlier_factor)
         else:
-            models = {row.task.site: row.digest for row in accepted if row.set_aside is None}
-            code, unusable = SetAsideCode.FIRST_MODEL, disagreeing(models, phase.quorum)
+            models = {row.task.site: row.digest for row in accepted if row.rejected is None}
+            code, unusable = RejectionCode.FIRST_MODEL, disagreeing(models, phase.quorum)
         for row in accepted:
-            if row.set_aside is None and row.task.site in unusable:
-                self._set_aside(row, SetAsideReason(code, unusable[row.task.site]))
-        excluded = {row.task.site: row.set_aside for row in accepted if row.set_aside is not None} | unusable
+            if row.rejected is None and row.task.site in unusable:
+                self._reject(row, Rejection(code, unusable[row.task.site]))
+        excluded = {row.task.site: row.rejected for row in accepted if row.rejected is not None} | unusable
         return [row for row in accepted if row.task.site not in excluded], excluded
 
     def _rejected(self, phase: phases.Aggregating) -> list[UpdateRow]:
         """What the run's robust rule has left out of this round: a process that died there may not have got to all."""
         rows = self._ledger.updates(self._run, phase.round, phase.attempt)
-        return [row for row in rows if row.set_aside is not None and row.code == SetAsideCode.ROBUST]
+        return [row for row in rows if row.rejected is not None and row.code == RejectionCode.ROBUST]
 
     def _computed(
         self,
@@ -254,7 +254,7 @@ class Aggregation:
             before: updates that the robust rule has rejected; with them it rejects the same again. None: it is done.
         """
         try:
-            reach("aggregation-begun")
+            reach("aggregation-started")
             if job.aggregate is not None:
                 new, statistics = self._publisher.refined(job.aggregate, used[0], context), job.statistics
             elif isinstance(made := self._aggregated(state, used, groups, context, before), Rejected):
@@ -267,7 +267,7 @@ class Aggregation:
             return replace(published, statistics={**statistics, **published.statistics})
         except OutOfSpaceError as error:
             return error
-        except SecureSumError as error:  # of what a site sent: the round's reason says it
+        except SecureAggregationError as error:  # of what a site sent: the round's reason says it
             return self._publisher.damaged(used) or error
         except Exception as error:
             # Whatever broke: if blobs are damaged, the round goes on without them; otherwise the run ends by name.
@@ -329,23 +329,25 @@ class Aggregation:
             case OutOfSpaceError():
                 self._wait(result)
                 return None
-            case SecureSumError():
-                why = f"the secure sum cannot be opened: {result}"
+            case SecureAggregationError():
+                why = f"the secure aggregation cannot be opened: {result}"
                 return self._end(phases.Insufficient(why, self._context.clock()))
-            case dict() if any(row.task.subject is not None for row in used):
+            case dict() if any(row.task.sum_of is not None for row in used):
                 reasons = "; ".join(f"{site}: {reason}" for site, reason in result.items())
-                return self._end(phases.Insufficient(f"the secure sum is damaged ({reasons})", self._context.clock()))
+                return self._end(
+                    phases.Insufficient(f"the secure aggregation is damaged ({reasons})", self._context.clock())
+                )
             case DiskFailureError():
                 self._survived()
                 raise result  # the server ends; another one, with a sound disk, aggregates
             case Rejected() | dict():
                 by_rule = isinstance(result, Rejected)
                 reasons_by_site = result.reasons if isinstance(result, Rejected) else result
-                code = SetAsideCode.ROBUST if by_rule else SetAsideCode.UNREADABLE
+                code = RejectionCode.ROBUST if by_rule else RejectionCode.UNREADABLE
                 try:
                     for row in used:
                         if (text := reasons_by_site.get(row.task.site)) is not None:
-                            self._set_aside(row, SetAsideReason(code, text))
+                            self._reject(row, Rejection(code, text))
                 except OutOfSpaceError as error:
                     self._wait(error)  # the same are found again
                     return None
@@ -355,11 +357,11 @@ class Aggregation:
                 cause = str(result) if isinstance(result, ProtofedError) else type(result).__name__
                 return self._end(phases.Broken(f"round {job.phase.round} could not be aggregated: {cause}"))
 
-    def _set_aside(self, row: UpdateRow, why: SetAsideReason) -> None:
+    def _reject(self, row: UpdateRow, why: Rejection) -> None:
         task, text = row.task, why.text
-        log.error("update set aside", run=self._run, round=task.round, site=task.site, digest=row.digest, why=text)
-        self._ledger.set_aside(row, why)
-        self._context.metrics.update_set_aside(why.code)
+        log.error("update rejected", run=self._run, round=task.round, site=task.site, digest=row.digest, why=text)
+        self._ledger.reject(row, why)
+        self._context.metrics.update_rejected(why.code)
 
     def _end(self, outcome: Outcome) -> Outcome:
         self._job = None
@@ -368,7 +370,7 @@ class Aggregation:
     def _publish(self, job: AggregationJob, new: Published) -> None:
         """Blob first (it is durable already), ledger row second, old blobs go last: a crash between loses nothing."""
         phase, at = job.phase, (self._run, job.phase.round, job.phase.attempt)
-        left_out = [row for row in self._ledger.updates(*at) if row.set_aside and row.task.kind is not TaskKind.REFINE]
+        left_out = [row for row in self._ledger.updates(*at) if row.rejected and row.task.kind is not TaskKind.REFINE]
         complete = job.complete and not left_out
         reach("state-stored")
         task_status = "not-needed" if job.complete else "late"

@@ -42,17 +42,17 @@ Contribution: TypeAlias = tuple[Part, str]  # the part, and the class's number a
 def refinement(accepted: Iterable[UpdateRow]) -> tuple[list[UpdateRow], dict[SiteId, str]]:
     """The evaluator's update that counts or, while none does, why those of before do not; it may be asked twice."""
     rows = [row for row in accepted if row.task.kind is TaskKind.REFINE]
-    used = [row for row in rows if row.set_aside is None]
-    return used, {} if used else {row.task.site: row.set_aside or "" for row in rows}
+    used = [row for row in rows if row.rejected is None]
+    return used, {} if used else {row.task.site: row.rejected or "" for row in rows}
 
 
 def outliers(norms: Mapping[SiteId, float], factor: float | None) -> dict[SiteId, str]:
-    """The accepted updates of a cohort that are set aside, each with the reason.
+    """The accepted updates of a cohort that are rejected, each with the reason.
 
-    An update is set aside if its norm exceeds `factor` times the median of its cohort's, the upper one of an even
+    An update is rejected if its norm exceeds `factor` times the median of its cohort's, the upper one of an even
     number: for a factor of at least 1 that is always fewer than half. Of two updates it is the larger one, by the
     smaller: which of them is the broken one cannot be told, and an update that is too small does less harm. Nobody is
-    set aside where the median is zero: most updates then do not say how large a change should be, and whoever did
+    rejected where the median is zero: most updates then do not say how large a change should be, and whoever did
     train would be the one to go (`max_relative_norm` still holds).
 
     Args:
@@ -190,7 +190,7 @@ class Publisher:
 
     Args:
         min_contributors: a class to which fewer updates of a round contribute keeps what was published of it before.
-        sums: of a run under secure sums, its fixed point: states are made of the updates' sums alone. None: it is not.
+        sums: under secure aggregation, its fixed point: states are made of the updates' sums alone. None: without.
         recipe: its fingerprint, which sites bind their masks to.
         robust: what bounds bad updates before they are aggregated; None: nothing does.
     """
@@ -267,7 +267,7 @@ class Publisher:
     def weighs(self, state: Payload | None) -> bool:
         """Whether the server weighs updates by their sites' example counts; a first model is one update.
 
-        Under secure sums each site weighs its own, and the server sees no count.
+        Under secure aggregation each site weighs its own, and the server sees no count.
         """
         return state is not None and self._fixed_point is None and self._method.expects(state).weight
 
@@ -314,21 +314,21 @@ class Publisher:
 
         Args:
             context: of the round that the updates are of.
-            groups: that secure sums of the run are over.
+            groups: that the run's secure aggregation is over.
             opened: these updates, or some of them; the others are read.
 
         Raises:
             StateError: an update's blob is gone or damaged, or the result is not finite.
-            SecureSumError: what sites revealed does not open their sum.
+            SecureAggregationError: what sites revealed does not open their sum.
         """
         ordered, statistics = _ordered(rows), dict[str, float]()
         if state is None:
             new = self._method.init(next(self._updates(ordered)).payload, context)
         elif self._fixed_point is not None:
             layout = layout_of(self._method, state)
-            if self._recipe is not None and any(row.task.subject is not None for row in rows):
-                holders = layout.form.by_class
-                record = SumRecord.of(rows, self._recipe, self._blobs.view, groups, holders=holders)
+            if self._recipe is not None and any(row.task.sum_of is not None for row in rows):
+                contributors = layout.form.by_class
+                record = SumRecord.of(rows, self._recipe, self._blobs.view, groups, contributors=contributors)
                 total = record.total()
                 reach("sum-opened")
                 check_total(layout, total, self._fixed_point, len(record.survivors(Vector.VALUES)))

@@ -112,8 +112,8 @@ class RobustRule:
             return Made((_with_rows_shortened(update, longest) for update in models), statistics)
         rows, withheld = _centred_rows(updates)
         if withheld:
-            log.info("rows of classes kept", classes=sorted(map(int, withheld)), needed=robust.MIN_HOLDERS)
-        statistics |= {f"{KEPT_ROW}{name}": float(holders) for name, holders in sorted(withheld.items())}
+            log.info("rows of classes kept", classes=sorted(map(int, withheld)), needed=robust.MIN_CONTRIBUTORS)
+        statistics |= {f"{KEPT_ROW}{name}": float(contributors) for name, contributors in sorted(withheld.items())}
         return Made((_with_rows(update, rows) for update in models), statistics)
 
     def _scales(self, state: Payload, updates: Sequence[Update], norms: Sequence[float | None]) -> list[float]:

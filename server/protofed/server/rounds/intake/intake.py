@@ -1,6 +1,6 @@
 """What the sites of a run ask and send: tasks, heartbeats, scores; and the way of an update, top to bottom.
 
-An update is begun, sent, examined, committed. Every verdict is a ledger row.
+An update is started, sent, examined, committed. Every verdict is a ledger row.
 
 A commit first asks `verdict_if_closed`: of an update that comes too late nothing is read, and nothing is kept.
 
@@ -46,7 +46,7 @@ from protofed.server.rounds.machine import phases
 from protofed.server.rounds.run import Run
 from protofed.server.rounds.secure_aggregation.steps import manifest_problem as sum_manifest_problem
 from protofed.server.storage.rows import TaskRow, UpdateRow
-from protofed.server.verdicts import RejectionCode, UpdateProblem
+from protofed.server.verdicts import RefusalCode, UpdateProblem
 
 MAX_UPDATE_BYTES = 4 << 30
 LARGEST_JUMP = 10  # factor between a site's example counts in two rounds: sites grow, but not by that much
@@ -57,7 +57,7 @@ def size_problem(manifest: Manifest) -> UpdateProblem | None:
     expected = codec.encoded_size(manifest.tensors)
     if manifest.total_bytes > MAX_UPDATE_BYTES or manifest.total_bytes != expected:
         text = f"{manifest.total_bytes} bytes announced for tensors that are encoded to {expected}"
-        return UpdateProblem(RejectionCode.SIZE, text)
+        return UpdateProblem(RefusalCode.SIZE, text)
     return None
 
 
@@ -65,23 +65,23 @@ def base_problem(base: Digest | None, named: Digest | None) -> UpdateProblem | N
     """Whether an update starts from the model that its task names."""
     if base == named:
         return None
-    return UpdateProblem(RejectionCode.BASE, "it starts from another model than the task names")
+    return UpdateProblem(RefusalCode.BASE, "it starts from another model than the task names")
 
 
 def manifest_problem(manifest: Manifest, expected: ExpectedUpdate) -> UpdateProblem | None:
     """Whether an upload announces what the method expects: names, dtypes, shapes."""
     announced = {spec.path: spec for spec in manifest.tensors}
     if len(announced) != len(manifest.tensors):
-        return UpdateProblem(RejectionCode.TENSORS, "a tensor is announced twice")
+        return UpdateProblem(RefusalCode.TENSORS, "a tensor is announced twice")
     required = {spec.path: spec for spec in expected.required}
     known = required | {spec.path: spec for spec in expected.optional}
     if missing := sorted(required.keys() - announced.keys()):
-        return UpdateProblem(RejectionCode.TENSORS, f"{missing[0]} is missing ({len(missing)} in all)")
+        return UpdateProblem(RefusalCode.TENSORS, f"{missing[0]} is missing ({len(missing)} in all)")
     for path, spec in announced.items():
         if path not in known:
-            return UpdateProblem(RejectionCode.TENSORS, f"{path} is not part of this method's update")
+            return UpdateProblem(RefusalCode.TENSORS, f"{path} is not part of this method's update")
         if spec != known[path]:
-            return UpdateProblem(RejectionCode.TENSORS, f"{path} is {_shape(spec)}, expected {_shape(known[path])}")
+            return UpdateProblem(RefusalCode.TENSORS, f"{path} is {_shape(spec)}, expected {_shape(known[path])}")
     return None
 
 
@@ -93,15 +93,15 @@ def first_model_problem(manifest: Manifest, classes: int, max_model_mb: float) -
     """
     if manifest.total_bytes > max_model_mb * 1e6:
         text = f"a first model of {manifest.total_bytes} bytes: this run accepts max_model_mb = {max_model_mb:g}"
-        return UpdateProblem(RejectionCode.SIZE, text)
+        return UpdateProblem(RefusalCode.SIZE, text)
     announced = {spec.path: spec for spec in manifest.tensors}
     if len(announced) != len(manifest.tensors):
-        return UpdateProblem(RejectionCode.TENSORS, "a tensor is announced twice")
+        return UpdateProblem(RefusalCode.TENSORS, "a tensor is announced twice")
     if any(spec.part not in (Part.BODY, Part.HEAD) for spec in manifest.tensors):
-        return UpdateProblem(RejectionCode.TENSORS, "a first model has only a body and a head")
+        return UpdateProblem(RefusalCode.TENSORS, "a first model has only a body and a head")
     head = announced.get(f"{Part.HEAD}/weight")
     if head is None or len(head.shape) != 2 or head.shape[0] != classes or head.dtype == "int64":
-        return UpdateProblem(RejectionCode.TENSORS, f"a first model needs a head with weight [{classes}, D]")
+        return UpdateProblem(RefusalCode.TENSORS, f"a first model needs a head with weight [{classes}, D]")
     return None
 
 
@@ -112,10 +112,10 @@ def contents(data: Buffer, manifest: Manifest) -> UpdateProblem | Payload:
     """
     try:
         if codec.manifest(data) != tuple(sorted(manifest.tensors, key=lambda spec: spec.path)):
-            return UpdateProblem(RejectionCode.CONTENTS, "the upload holds other tensors than were announced")
+            return UpdateProblem(RefusalCode.CONTENTS, "the upload holds other tensors than were announced")
         return codec.view(data)
     except CodecError as error:
-        return UpdateProblem(RejectionCode.DAMAGED, str(error))
+        return UpdateProblem(RefusalCode.DAMAGED, str(error))
 
 
 def examined(data: Buffer, manifest: Manifest, base: Payload | None, max_update_norm: float) -> UpdateProblem | float:
@@ -138,20 +138,20 @@ def examined(data: Buffer, manifest: Manifest, base: Payload | None, max_update_
     if math.isfinite(norm) and norm <= max_update_norm and codec.first_not_finite(others) is None:
         return norm
     if path := codec.first_not_finite(payload):
-        return UpdateProblem(RejectionCode.NOT_FINITE, f"{path} has values that are not finite")
+        return UpdateProblem(RefusalCode.NOT_FINITE, f"{path} has values that are not finite")
     text = f"the update's norm is {norm:.6g}: this run accepts at most {max_update_norm:g}"
-    return UpdateProblem(RejectionCode.NORM, text)
+    return UpdateProblem(RefusalCode.NORM, text)
 
 
 def scalars_problem(metrics: Scores, weight: float | None, expected: ExpectedUpdate) -> UpdateProblem | None:
     """Whether the numbers beside the tensors are those of a training, each in its range."""
     if (text := metrics_problem(metrics)) is not None:
-        return UpdateProblem(RejectionCode.SCALARS, text)
+        return UpdateProblem(RefusalCode.SCALARS, text)
     if expected.weight and weight is None:
         text = "the total example count is missing: this run weights by it, and the site's policy withholds it"
-        return UpdateProblem(RejectionCode.COUNT, text)
+        return UpdateProblem(RefusalCode.COUNT, text)
     if weight is not None and not (math.isfinite(weight) and 1 <= weight < 2**53):  # 2**53: floats count exactly below
-        return UpdateProblem(RejectionCode.COUNT, f"an example count of {weight}")
+        return UpdateProblem(RefusalCode.COUNT, f"an example count of {weight}")
     return None
 
 
@@ -160,7 +160,7 @@ def jump_problem(weight: float | None, before: float | None) -> UpdateProblem | 
     if weight is None or before is None or before / LARGEST_JUMP <= weight <= before * LARGEST_JUMP:
         return None
     text = f"an example count of {weight:g} after {before:g}: expected at most {LARGEST_JUMP} times more or less"
-    return UpdateProblem(RejectionCode.COUNT, text)
+    return UpdateProblem(RefusalCode.COUNT, text)
 
 
 def _shape(spec: TensorSpec) -> str:
@@ -199,7 +199,7 @@ class Intake:
     def __init__(self, run: Run, context: ServerContext) -> None:
         self._run, recipe = run, run.recipe
         self._name, self._classes = recipe.name, recipe.classes
-        # Under secure sums a site scales its update down by itself: a server that saw it could only turn it away.
+        # Under secure aggregation a site scales its update down: a server that saw it could only turn it away.
         rules = recipe.federation
         self._max_norm, self._max_model_mb = rules.max_update_norm, rules.max_model_mb
         self._max_relative_norm = math.inf if rules.secure else rules.max_relative_norm
@@ -229,10 +229,10 @@ class Intake:
         if (row := self._run.invitations.of(site)) is None:
             return None
         at, base = (self._name, row.round, row.task_id), (row.base_digest, row.base_bytes)
-        counted = self._memory_round(row) if row.kind is TaskKind.FIT else None
-        return Task(row.kind, *at, *base, self._remaining(), row.attempt, row.subject, counted)
+        counted = self._state_round(row) if row.kind is TaskKind.FIT else None
+        return Task(row.kind, *at, *base, self._remaining(), row.attempt, row.sum_of, counted)
 
-    def _memory_round(self, row: TaskRow) -> int:
+    def _state_round(self, row: TaskRow) -> int:
         """The newest round of which the site's memory goes with the state that a fit starts from."""
         if self._counted[0] != (attempt := (row.round, row.attempt)):  # while it is open, nothing is published
             self._counted = attempt, self._ledger.standing_rounds(self._name)
@@ -311,7 +311,7 @@ class Intake:
         problem = size_problem(manifest) or base_problem(base, row.base_digest)
         if problem is None and row.kind is TaskKind.INITIALISE:
             problem = first_model_problem(manifest, self._classes, self._max_model_mb)
-        elif problem is None and row.subject is not None:
+        elif problem is None and row.sum_of is not None:
             problem = self._announced_for_sum(row, manifest)
         elif problem is None:
             problem = manifest_problem(manifest, self.expected(row))
@@ -330,14 +330,14 @@ class Intake:
     def examine(
         self, site: SiteId, task_id: str, manifest: Manifest, data: Buffer, base: Digest | None
     ) -> UpdateProblem | float:
-        """The problem with the bytes of an update, or else its norm: 0 of an upload to a secure sum, which has none.
+        """The problem with the bytes of an update, or else its norm: 0 in a secure aggregation, where it has none.
 
         May be called from any thread.
 
         Raises:
             StateError: the model that it started from can no longer be read.
         """
-        if any(spec.part is Part.SECURE_SUM for spec in manifest.tensors):
+        if any(spec.part is Part.SECURE_AGGREGATION for spec in manifest.tensors):
             check = None if self._run.sums is None else self._run.sums.prepared(task_id)
             # None: the step is over, as `commit` will say.
             return (check.problem(data, manifest) or 0.0) if check is not None else 0.0
@@ -378,7 +378,7 @@ class Intake:
         if (problem := self._scalars_problem(row, metrics, weight)) is not None:
             return self._reject(row, manifest, problem)
         digest, total = manifest.digest, manifest.total_bytes
-        norm = None if row.subject is not None else norm
+        norm = None if row.sum_of is not None else norm
         receipt = self._record(UpdateRow(row, Verdict.ACCEPTED, "", digest, total, metrics, weight, norm=norm))
         # After the record: if the process dies here, the restarted one counts the update from the ledger.
         self._run.answered(row, phases.Arrived(site, self._clock()))
@@ -424,7 +424,7 @@ class Intake:
         except Exception:  # the same error comes when it is judged alone
             return None
         digest, total = manifest.digest, manifest.total_bytes
-        norm = None if row.subject is not None else commit.examined
+        norm = None if row.sum_of is not None else commit.examined
         return UpdateRow(row, Verdict.ACCEPTED, "", digest, total, commit.metrics, commit.weight, norm=norm)
 
     def _accepted(self, rows: Sequence[UpdateRow], commits: Sequence[Commit], now: float) -> list[Receipt | Exception]:
@@ -488,15 +488,15 @@ class Intake:
             if counted.digest == manifest.digest:
                 self._metrics.update_judged(Verdict.DUPLICATE)
                 return replace(counted.receipt(), verdict=Verdict.DUPLICATE)
-            if (known := self._judged(row, manifest, Verdict.INVALID)) is not None:
+            if (known := self._judged(row, manifest, Verdict.REFUSED)) is not None:
                 return known
             log.error("equivocation", run=self._name, round=row.round, site=row.site, digest=manifest.digest)
             problem = "another update was already accepted for this task"
-            return self._reject(row, manifest, UpdateProblem(RejectionCode.EQUIVOCATION, problem))
+            return self._reject(row, manifest, UpdateProblem(RefusalCode.EQUIVOCATION, problem))
         if row.task_status == "not-needed" or self._was_complete(row):
             verdict, reason = Verdict.NOT_NEEDED, f"round {row.round} had all the updates it needed"
         else:
-            verdict, reason = Verdict.STALE, f"round {row.round} is closed"
+            verdict, reason = Verdict.LATE, f"round {row.round} is closed"
         if (known := self._judged(row, manifest, verdict)) is not None:
             return known
         return self._record(UpdateRow(row, verdict, reason, manifest.digest, manifest.total_bytes, {}, None))
@@ -522,7 +522,7 @@ class Intake:
     def _reject(self, row: TaskRow, manifest: Manifest, problem: UpdateProblem) -> Receipt:
         """Record a refusal. A site of this version then declines its task; for others the last one closes it."""
         digest, total = manifest.digest, manifest.total_bytes
-        receipt = self._record(UpdateRow(row, Verdict.INVALID, problem.text, digest, total, {}, None, problem.code))
+        receipt = self._record(UpdateRow(row, Verdict.REFUSED, problem.text, digest, total, {}, None, problem.code))
         if self._run.invitations.has(row) and self._ledger.refused(row.task_id) >= MAX_REJECTED:
             self._run.decline(row, f"{MAX_REJECTED} updates were refused")
         return receipt
@@ -535,7 +535,7 @@ class Intake:
         for update in updates:
             row = update.task
             fields = {"run": self._name, "round": row.round, "site": row.site}
-            if row.subject is not None:  # of a secure sum: which step of it
+            if row.sum_of is not None:  # of a secure aggregation: which step of it
                 fields["kind"] = row.kind.value
             if update.verdict is Verdict.ACCEPTED:
                 log.info("update accepted", **fields, update_bytes=update.bytes)
@@ -551,7 +551,7 @@ class Intake:
     def _announced_for_sum(self, row: TaskRow, manifest: Manifest) -> UpdateProblem | None:
         published, sums = self._run.published, self._run.sums
         if sums is None or published is None:
-            raise ProtocolError("this run has no secure sums")
+            raise ProtocolError("this run has no secure aggregation")
         if (problem := sum_manifest_problem(manifest, sums.length(row, published.address, published.state))) is None:
             sums.prepare(row)
         return problem
@@ -583,7 +583,7 @@ class Intake:
         """What an update that answers the invitation must look like."""
         if row.kind is TaskKind.REFINE:
             return NOTHING if self._run.refinements is None else self._run.refinements.expects()
-        if row.kind is TaskKind.INITIALISE or row.subject is not None or (published := self._run.published) is None:
+        if row.kind is TaskKind.INITIALISE or row.sum_of is not None or (published := self._run.published) is None:
             return NOTHING
         return self._run.method.expects(published.state)
 

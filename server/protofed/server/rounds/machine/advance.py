@@ -2,13 +2,13 @@
 
     Idle ──Tick[enough sites]──▶ Collecting ──Arrived × cohort | Tick[quorum, deadline]──▶ Aggregating
       ▲                              │ Tick[deadline, no quorum] → the same round again         │ Aggregated
-      ├──────────────────────────────┴──── Insufficient: updates were set aside ────────────────┤
+      ├──────────────────────────────┴──── Insufficient: updates were rejected ────────────────┤
       └── Idle(round + 1) or Finished ◀── Scored × sites | Tick ── Evaluating ◀─[every n rounds]┘
     Idle ──Tick[no better score for `patience` scored rounds]──▶ Finished(reason, completed)
     any ──Stop | Broken──▶ Finished(reason, outcome)
     Where an evaluator refines the states: Aggregating ─Aggregated▶ Refining ─Tick[an evaluator is there]▶ it is asked
     ─Arrived▶ Aggregating, of what it sent, and on as above; Declined | Tick[deadline, or lost]: another one is asked
-    Under secure sums: Collecting ─▶ Summing, step by step (`secure_steps`) ─▶ Aggregating; and of trainers' own scores
+    Secure aggregation: Collecting ─▶ Summing, step by step (`secure_steps`) ─▶ Aggregating; and of trainers' own scores
     Evaluating (evaluators' scores) ─▶ Evaluating (trainers take theirs) ─▶ Summing ─▶ Idle(round + 1) or Finished
 
 Round 0 makes the model: sites are asked for it, because the server runs without PyTorch, and it counts when two of them
@@ -26,7 +26,7 @@ from typing import TypeAlias, assert_never
 
 from protofed.common.errors import FailureReason, count
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import MIN_SUMMED, SUM_STEPS, Subject, TaskKind
+from protofed.common.protocol.messages import MIN_SECURE_SITES, SUM_STEPS, SumOf, TaskKind
 from protofed.common.secure_aggregation.groups import Groups, whole
 from protofed.server.rounds.machine import secure_steps
 from protofed.server.rounds.machine.phases import (
@@ -190,7 +190,7 @@ def _close_if_due(rules: RoundRules, phase: Collecting, now: float, hoped_for: S
         phase.quorum_at is not None
         and (overdue or not hoped_for or now >= phase.quorum_at + rules.federation.grace * deadline)
     ):
-        if rules.summed and phase.round:
+        if rules.secure and phase.round:
             return _begin_sum(rules, phase, now, complete)
         at = phase.round, phase.attempt, counted, phase.quorum, phase.required
         closed = Aggregating(*at, tries=phase.tries, to_refine=rules.refined and phase.round > 0)
@@ -219,8 +219,8 @@ def _last(rules: RoundRules, reason: str, makers: Sites) -> str:
 
 
 def _begin_sum(rules: RoundRules, phase: Collecting, now: float, complete: bool) -> Step:
-    assert rules.grouping is not None  # noqa: S101  (of secure sums)
-    first = secure_steps.begun(phase, now, rules.grouping, holders=rules.holders)
+    assert rules.grouping is not None  # noqa: S101  (of secure aggregation)
+    first = secure_steps.started(phase, now, rules.grouping, contributors=rules.contributors)
     if isinstance(first, Summing):
         return first, [AskStep(first, complete)]
     return _abandon(rules, phase, first.reason)
@@ -230,13 +230,13 @@ def _summed(rules: RoundRules, before: Summing, outcome: secure_steps.Outcome) -
     match outcome:
         case Summing():
             return outcome, [] if outcome.step is before.step else [AskStep(outcome)]
-        case _ if before.subject is Subject.SCORES:  # scores are for people: a round counts without them
+        case _ if before.sum_of is SumOf.SCORES:  # scores are for people: a round counts without them
             return _next(rules, before.round)
         case secure_steps.Summed(phase):
             at = phase.round, phase.attempt, phase.survivors, phase.quorum, phase.required
             closed = Aggregating(*at, tries=phase.tries, to_refine=rules.refined)
             return closed, [Aggregate(closed, outcome.complete)]
-        case secure_steps.NotSummed(reason, now, at_once):
+        case secure_steps.NotAggregated(reason, now, at_once):
             pause = 0.0 if at_once else rules.pause(before.round, before.tries + 1)
             return _abandon(rules, before, reason, now + pause if pause else 0.0)
         case _:
@@ -337,7 +337,7 @@ def _score_if_due(rules: RoundRules, phase: Aggregating, event: Aggregated) -> S
     every = rules.federation.score_every
     scorers = event.evaluators if rules.due(phase.round, every) else NOBODY
     trainers = event.trainers if rules.owns_due(phase.round) else NOBODY
-    if not rules.summed:
+    if not rules.secure:
         scorers, trainers = scorers | trainers, NOBODY
     asked = Evaluating(phase.round, scorers, event.now, trainers, phase.attempt, groups=event.groups)
     return (asked, [AskScores(asked)]) if scorers else _scored(rules, asked, event.now)
@@ -345,7 +345,7 @@ def _score_if_due(rules: RoundRules, phase: Aggregating, event: Aggregated) -> S
 
 def _evaluate(rules: RoundRules, phase: Evaluating, event: Within) -> Step:
     match event:
-        case Arrived(site, now) if phase.summed and site in phase.awaited:
+        case Arrived(site, now) if phase.secure and site in phase.awaited:
             left = replace(phase, awaited=phase.awaited - {site}, reported=phase.reported | {site})
             return (left, []) if left.awaited else _scored(rules, left, now)
         case ScoresArrived(site, now) | Declined(site, now):
@@ -364,9 +364,9 @@ def _evaluate(rules: RoundRules, phase: Evaluating, event: Within) -> Step:
 def _scored(rules: RoundRules, phase: Evaluating, now: float) -> Step:
     """Nobody is waited for any more: trainers are asked for a sum, or its steps begin, or the round is over."""
     if phase.then:
-        asked = replace(phase, awaited=phase.then, opened=now, then=NOBODY, summed=True)
+        asked = replace(phase, awaited=phase.then, opened=now, then=NOBODY, secure=True)
         return asked, [AskScores(asked)]
-    if phase.summed and (first := secure_steps.begun_scores(phase, now)) is not None:
+    if phase.secure and (first := secure_steps.started_scores(phase, now)) is not None:
         return first, [AskStep(first)]
     return _next(rules, phase.round)
 
@@ -389,7 +389,7 @@ def resumed(
     tries: int,
     required: Sites,
     *,
-    holders: bool = False,
+    contributors: bool = False,
     scorers: Sites = NOBODY,
 ) -> Phase:
     """The phase after a restart.
@@ -400,7 +400,7 @@ def resumed(
         now: seconds of the new process's monotonic clock; deadlines begin again.
         tries: attempts at its round that were abandoned.
         required: sites without which no round counts, round 0 excepted.
-        holders: as of `phases.Summing`.
+        contributors: as of `phases.Summing`.
         scorers: trainers whose own scores are summed after this round.
     """
     if last.state is not None and (scoring := _scoring(last, tasks, now, scorers)) is not None:
@@ -411,9 +411,9 @@ def resumed(
         return Idle(last.round, tries)
     if last.aggregate is not None:
         return _refining(last, [task for task in tasks if task.kind is TaskKind.REFINE], now)
-    if steps := [task for task in tasks if task.kind in SUM_STEPS and task.subject is Subject.UPDATE]:
+    if steps := [task for task in tasks if task.kind in SUM_STEPS and task.sum_of is SumOf.UPDATE]:
         asked = [task for task in tasks if task.asks_for_update]
-        return _summing(last, steps, len(asked), now, tries, required, holders=holders)
+        return _summing(last, steps, len(asked), now, tries, required, contributors=contributors)
     collecting = Collecting(
         last.round,
         last.attempt,
@@ -421,7 +421,7 @@ def resumed(
         last.size,
         last.quorum,
         opened=now,
-        reported=_sites(tasks, "reported", "set-aside"),  # set aside: the aggregation had begun, all had come
+        reported=_sites(tasks, "reported", "rejected"),  # rejected: the aggregation had started, all had come
         failed=_sites(tasks, "failed"),
         required=required if last.round else NOBODY,
         tries=tries,
@@ -438,11 +438,11 @@ def grouped(phase: Phase, groups: Groups, grouping: Grouping) -> Phase:
             since = phase.opened if phase.quorum_at is None else phase.quorum_at
             return replace(found, quorum_at=since if found.has_quorum else None)
         case Summing():
-            of_sum = tuple(group for group in grouping.begun(groups, phase.roster) if phase.roster.issuperset(group))
+            of_sum = tuple(group for group in grouping.started(groups, phase.roster) if phase.roster.issuperset(group))
             return replace(phase, groups=of_sum, survivors=whole(of_sum, phase.survivors))
         case Evaluating():
-            asked = phase.awaited | phase.reported if phase.summed else phase.then
-            return replace(phase, groups=grouping.begun(groups, asked))
+            asked = phase.awaited | phase.reported if phase.secure else phase.then
+            return replace(phase, groups=grouping.started(groups, asked))
         case _:
             return phase
 
@@ -450,15 +450,15 @@ def grouped(phase: Phase, groups: Groups, grouping: Grouping) -> Phase:
 def _scoring(last: RoundRow, tasks: Sequence[TaskRow], now: float, scorers: Sites) -> Phase | None:
     """Where the scoring of a published model goes on; None: nobody was asked for scores yet."""
     scorings, keyed = ([task for task in tasks if task.kind is kind] for kind in (TaskKind.SCORE, TaskKind.SCORE_SUM))
-    steps = [task for task in tasks if task.kind in SUM_STEPS and task.subject is Subject.SCORES]
+    steps = [task for task in tasks if task.kind in SUM_STEPS and task.sum_of is SumOf.SCORES]
     if last.scored:
         return Evaluating(last.round, NOBODY, now)
     if steps:
         roster = frozenset(task.site for task in steps if task.kind is SUM_STEPS[0])
-        return _summing_of(last, steps, Subject.SCORES, len(roster), MIN_SUMMED, now, holders=True)
+        return _summing_of(last, steps, SumOf.SCORES, len(roster), MIN_SECURE_SITES, now, contributors=True)
     if keyed:
         awaited, reported = frozenset(task.site for task in keyed if task.is_open), _sites(keyed, "reported")
-        return Evaluating(last.round, awaited, now, attempt=last.attempt, summed=True, reported=reported)
+        return Evaluating(last.round, awaited, now, attempt=last.attempt, secure=True, reported=reported)
     if scorings:
         awaited = frozenset(task.site for task in scorings if task.is_open)
         return Evaluating(last.round, awaited, now, then=scorers, attempt=last.attempt)
@@ -474,7 +474,7 @@ def _refining(last: RoundRow, tasks: Sequence[TaskRow], now: float) -> Refining:
 
 
 def _summing(
-    last: RoundRow, steps: Sequence[TaskRow], asked: int, now: float, tries: int, required: Sites, *, holders: bool
+    last: RoundRow, steps: Sequence[TaskRow], asked: int, now: float, tries: int, required: Sites, *, contributors: bool
 ) -> Summing:
     """The sum of a round's updates.
 
@@ -482,12 +482,12 @@ def _summing(
         asked: sites that were asked for updates.
     """
     size = min(last.size, asked)
-    of_updates = _summing_of(last, steps, Subject.UPDATE, size, last.quorum, now, holders=holders)
+    of_updates = _summing_of(last, steps, SumOf.UPDATE, size, last.quorum, now, contributors=contributors)
     return replace(of_updates, required=required, tries=tries)
 
 
 def _summing_of(
-    last: RoundRow, steps: Sequence[TaskRow], subject: Subject, size: int, quorum: int, now: float, *, holders: bool
+    last: RoundRow, steps: Sequence[TaskRow], sum_of: SumOf, size: int, quorum: int, now: float, *, contributors: bool
 ) -> Summing:
     """The newest step of a sum; those before it are over, for they are closed as it is opened."""
     by_kind = {kind: [task for task in steps if task.kind is kind] for kind in SUM_STEPS}
@@ -496,13 +496,13 @@ def _summing_of(
     return Summing(
         last.round,
         last.attempt,
-        subject,
+        sum_of,
         step,
         _sites(by_kind[SUM_STEPS[0]]),
         _sites(newest),
         size,
         quorum,
-        holders,
+        contributors,
         opened=now,
         reported=_sites(newest, "reported"),
         failed=_sites(newest, "failed"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import Subject, TaskKind
+from protofed.common.protocol.messages import SumOf, TaskKind
 from protofed.common.secure_aggregation.groups import Groups, summable
 from protofed.common.secure_aggregation.keys import threshold
 from protofed.server.verdicts import RoundOutcome
@@ -54,7 +54,7 @@ class Collecting:
         opened, quorum_at: when it opened and got its quorum, in seconds of the coordinator's monotonic clock.
         failed: sites that declined the task.
         required: sites without which the round does not count.
-        groups: that sites had when the round was opened; empty without secure sums.
+        groups: that sites had when the round was opened; empty without secure aggregation.
         fewest: sites that come newly and are summed: a group of them.
         enrolled: trainers that the run could invite when it was opened.
     """
@@ -98,14 +98,14 @@ class Collecting:
 
 @dataclass(frozen=True)
 class Summing:
-    """Waiting for one step of a secure sum; see `secure_steps`.
+    """Waiting for one step of a secure aggregation; see `secure_steps`.
 
     Attributes:
         step: what the sites of `cohort` are asked for.
         roster: sites whose keys are in the sum: those that had computed what is summed.
         size: sites with which the round is complete.
         quorum: fewest sites whose numbers are summed.
-        holders: whether sites count the holders of each class before they send numbers.
+        contributors: whether sites count the contributors of each class before they send numbers.
         opened: when the step was, in seconds of the coordinator's monotonic clock.
         survivors: sites whose masked numbers are there; nobody before they were asked for.
         groups: of the roster, which are summed whole or not.
@@ -113,13 +113,13 @@ class Summing:
 
     round: int
     attempt: int
-    subject: Subject
+    sum_of: SumOf
     step: TaskKind
     roster: Sites
     cohort: Sites
     size: int
     quorum: int
-    holders: bool
+    contributors: bool
     opened: float
     reported: Sites = NOBODY
     failed: Sites = NOBODY
@@ -158,7 +158,7 @@ class Aggregating:
     refines: bool = False
 
     def is_short(self, used: Sites) -> bool:
-        """Whether these sites' updates alone are too few: some were set aside after they had counted for the quorum."""
+        """Whether these sites' updates alone are too few: some were rejected after they had counted for the quorum."""
         return len(used) < self.quorum or not self.required <= used
 
 
@@ -192,7 +192,7 @@ class Evaluating:
     Attributes:
         then: trainers that are asked for a sum of their own scores when these are there.
         attempt: at the round, which gave the model; of a sum.
-        summed: whether trainers are waited for whose own scores are summed.
+        secure: whether trainers are waited for whose own scores are summed.
         reported: of these, those whose keys are there.
     """
 
@@ -201,7 +201,7 @@ class Evaluating:
     opened: float
     then: Sites = NOBODY
     attempt: int = 0
-    summed: bool = False
+    secure: bool = False
     reported: Sites = NOBODY
     groups: Groups = ()
 
@@ -225,7 +225,7 @@ PHASES = ("idle", "collecting", "summing", "aggregating", "refining", "evaluatin
 
 def is_scoring(phase: Phase) -> bool:
     """Whether scores of a published model are waited for, be it for a sum of them."""
-    return isinstance(phase, Evaluating) or (isinstance(phase, Summing) and phase.subject is Subject.SCORES)
+    return isinstance(phase, Evaluating) or (isinstance(phase, Summing) and phase.sum_of is SumOf.SCORES)
 
 
 def name(phase: Phase) -> str:
@@ -247,7 +247,7 @@ class Tick:
         attempt: of the round that would be opened now.
         paused: no round is to be opened.
         plateau: of the score that the run's rounds are judged by; None: it has none, or the run has no patience.
-        groups: that sites have, here as in other events and phases; empty without secure sums.
+        groups: that sites have, here as in other events and phases; empty without secure aggregation.
     """
 
     now: float
@@ -307,7 +307,7 @@ class ScoresArrived:
 
 @dataclass(frozen=True)
 class Insufficient:
-    """So many updates were set aside that the rest is no quorum, or what sites sent gives no sum."""
+    """So many updates were rejected that the rest is no quorum, or what sites sent gives no sum."""
 
     reason: str
     now: float
@@ -342,7 +342,7 @@ class Open:
 
 @dataclass(frozen=True)
 class AskStep:
-    """Ask this cohort for this step of a secure sum.
+    """Ask this cohort for this step of a secure aggregation.
 
     Attributes:
         complete: the round got all updates that it wanted before; of the first step only.

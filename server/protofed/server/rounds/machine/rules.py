@@ -1,7 +1,7 @@
 """The rules of a run, from its recipe: what a round needs, who is invited, who is summed with whom.
 
 Pure functions of seed, round and sites, so that a restarted server invites the same cohort and forms the same groups.
-`common.secure_aggregation.groups` says what groups are good for; a run without secure sums has groups of one site.
+`common.secure_aggregation.groups` says what groups are for; a run without secure aggregation has groups of one site.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from protofed.common import plugins
 from protofed.common.config.recipe import MODELS, Federation, Recipe
 from protofed.common.errors import ConfigError, nearest
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import MAX_SUMMED, MIN_SUMMED
+from protofed.common.protocol.messages import MAX_SECURE_SITES, MIN_SECURE_SITES
 from protofed.common.secure_aggregation.groups import Groups, alone, in_order, large, members, summable
 from protofed.server.rounds.machine import phases
 from protofed.server.rounds.machine.phases import Plateau, Sites
@@ -38,17 +38,17 @@ class RoundRules:
     federation: Federation
     sampler: Sampler
     in_time: bool = True  # a simulation's clock stands still
-    summed: bool = False  # sites are asked for masked numbers, in place of updates
-    holders: bool = False  # they count who holds which class before
+    secure: bool = False  # sites are asked for masked numbers, in place of updates
+    contributors: bool = False  # they count who holds which class before
     refined: bool = False  # an evaluator makes of each round's aggregate the state that is published
-    grouping: Grouping | None = None  # of the sites of secure sums, a simulation's too
+    grouping: Grouping | None = None  # of the sites of secure aggregation, a simulation's too
 
     @classmethod
-    def of(cls, recipe: Recipe, *, simulated: bool, holders: bool, refined: bool) -> RoundRules:
+    def of(cls, recipe: Recipe, *, simulated: bool, contributors: bool, refined: bool) -> RoundRules:
         """The rules of a run; a simulation's clock stands still, and its sites are asked for updates."""
-        rules, summed = recipe.federation, recipe.federation.secure and not simulated
+        rules, secure = recipe.federation, recipe.federation.secure and not simulated
         sampler = Uniform(recipe.seed)
-        return cls(recipe.rounds, rules, sampler, not simulated, summed, holders, refined, Grouping.of_run(recipe))
+        return cls(recipe.rounds, rules, sampler, not simulated, secure, contributors, refined, Grouping.of_run(recipe))
 
     def pause(self, round: int, tries: int) -> float:
         """Seconds before the next attempt: exponential, so that sites that decline do not use up all attempts at once.
@@ -140,7 +140,7 @@ class Uniform:
 
 def quorum_of(federation: Federation, size: int) -> int:
     """Updates that a round of this size needs, or is abandoned."""
-    quorum, least = federation.quorum, MIN_SUMMED if federation.secure else 1
+    quorum, least = federation.quorum, MIN_SECURE_SITES if federation.secure else 1
     # Rounded first: 0.7 * 10 is 7.000000000000001 in floats, and would need an eighth site.
     return quorum if isinstance(quorum, int) else max(least, math.ceil(round(quorum * size, 9)))
 
@@ -149,7 +149,7 @@ def min_cohort(federation: Federation) -> int:
     """The least number of sites whose updates any round aggregates, as sites are told.
 
     A round opens with `min_sites` trainers at least, invites its share of them, and is abandoned below its quorum, also
-    when updates were set aside after they had arrived. It never counts without its required sites.
+    when updates were rejected after they had arrived. It never counts without its required sites.
     """
     least = cohort_size(federation, range(federation.min_sites))
     group = federation.sum_group if federation.secure else 1
@@ -157,12 +157,12 @@ def min_cohort(federation: Federation) -> int:
 
 
 def cohort_size(federation: Federation, enrolled: Sized) -> int:
-    """ceil(participation * K), at least 1, and no more than a secure sum takes, if there is one.
+    """ceil(participation * K), at least 1, and no more than a secure aggregation takes, if there is one.
 
     The product is rounded first, for 0.07 * 100 is 7.000000000000001.
     """
     size = max(1, math.ceil(round(federation.participation * len(enrolled), 9)))
-    return min(size, MAX_SUMMED) if federation.secure else size
+    return min(size, MAX_SECURE_SITES) if federation.secure else size
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Grouping:
 
     @classmethod
     def of_run(cls, recipe: Recipe) -> Grouping | None:
-        """That of a run; None: it has no secure sums."""
+        """That of a run; None: it has no secure aggregation."""
         rules = recipe.federation
         return cls(recipe.name, recipe.seed, rules.sum_group) if rules.secure else None
 
@@ -193,28 +193,28 @@ class Grouping:
         return in_order(ranked[low:high] for low, high in pairwise(bounds))
 
     def of(self, known: Groups, sites: Sites) -> Groups:
-        """The groups of a sum of these sites, for either subject: whole ones that are known, and those of newcomers."""
+        """The groups of a sum of these sites, for either sum_of: whole ones that are known, and those of newcomers."""
         complete = (group for group in large(known, self.fewest) if sites.issuperset(group))
         return in_order([*complete, *self.formed(sites - members(known))])
 
-    def begun(self, known: Groups, sites: Collection[SiteId]) -> Groups:
-        """The groups of sums that have begun, of which those of these sites are: nobody is a newcomer any more."""
+    def started(self, known: Groups, sites: Collection[SiteId]) -> Groups:
+        """The groups of sums that have started, of which those of these sites are: nobody is a newcomer any more."""
         single = alone(frozenset(sites) - members(known)) if self.fewest == 1 else ()
         return in_order([*large(known, self.fewest), *single])
 
     def drawn(self, known: Groups, available: Sites, required: Sites, size: int, sampler: Sampler, round: int) -> Sites:
         """A cohort of `size` of these sites or a few more, in whole groups, those of required sites first.
 
-        Newcomers are drawn as the groups that they would form. No more are drawn than a secure sum takes.
+        Newcomers are drawn as the groups that they would form. No more are drawn than a secure aggregation takes.
         """
         units = {group[0]: frozenset(group) for group in self.of(known, available)}
         cohort: Sites = frozenset().union(*(unit for unit in units.values() if unit & required))
         left = sorted(first for first, unit in units.items() if not unit & required)
         for count in range(1, len(left) + 1):
-            if len(cohort) >= size or len(cohort) + self.fewest > MAX_SUMMED:
+            if len(cohort) >= size or len(cohort) + self.fewest > MAX_SECURE_SITES:
                 break
             (first,) = sampler(round, left, count) - sampler(round, left, count - 1)
-            if len(cohort | units[first]) <= MAX_SUMMED:
+            if len(cohort | units[first]) <= MAX_SECURE_SITES:
                 cohort |= units[first]
         return cohort
 
@@ -295,7 +295,7 @@ def unmet(recipe: Recipe, trainers: phases.Sites, groups: Groups = ()) -> list[s
 
     Args:
         trainers: all that may take part, whether they are there now or not.
-        groups: that sites have since earlier secure sums.
+        groups: that sites have since earlier secure aggregations.
     """
     federation = recipe.federation
     grouping = Grouping.of_run(recipe)

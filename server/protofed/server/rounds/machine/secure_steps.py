@@ -1,14 +1,14 @@
-"""The steps of a secure sum as a pure function `advanced`, as `advance` is of the whole round.
+"""The steps of a secure aggregation as a pure function `advanced`, as `advance` is of the whole round.
 
-    SHARE ─▶ HOLDERS ─▶ AGREE_HOLDERS ─▶ REVEAL_HOLDERS ─▶ MASK ─▶ AGREE ─▶ REVEAL ─▶ Summed
+    SHARE ─▶ CONTRIBUTORS ─▶ AGREE_CONTRIBUTORS ─▶ REVEAL_CONTRIBUTORS ─▶ MASK ─▶ AGREE ─▶ REVEAL ─▶ Summed
       └────────────── no class has rows of its own ─────────▲
-    any ──too few sites report by the deadline──▶ NotSummed: the attempt is abandoned
+    any ──too few sites report by the deadline──▶ NotAggregated: the attempt is abandoned
 
 Who reports a step is asked for the next one, so a site that drops out never comes back into this sum. Until numbers are
 there, its group drops out with it: sums are over whole groups. Numbers of fewer sites than the recipe's quorum are not
 summed; agreeing and revealing takes t of the roster (Bonawitz et al., CCS 2017).
 
-From the moment that holders are counted until numbers are there, nobody may drop out: without that site a class could
+From the count of the contributors until numbers are there, nobody may drop out: without that site a class could
 be left with one holder, whose row the sum would be.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from protofed.common.errors import FailureReason
-from protofed.common.protocol.messages import MIN_SUMMED, SUM_STEPS, Subject, TaskKind
+from protofed.common.protocol.messages import MIN_SECURE_SITES, SUM_STEPS, SumOf, TaskKind
 from protofed.common.secure_aggregation.groups import whole
 from protofed.server.rounds.machine.phases import (
     Arrived,
@@ -37,8 +37,10 @@ _REFUSED: Final = (
     "; a site refuses sites whose identity has changed, and a group other than the one it is in: its log says which "
     "(`protofed client consortium show`)"
 )
-_SUMMED: Final = frozenset({TaskKind.SHARE, TaskKind.HOLDERS, TaskKind.MASK})  # who reports these is in the sum
-_NOBODY_MAY_DROP: Final = frozenset({TaskKind.AGREE_HOLDERS, TaskKind.REVEAL_HOLDERS, TaskKind.MASK})
+_AGGREGATED: Final = frozenset(
+    {TaskKind.SHARE, TaskKind.CONTRIBUTORS, TaskKind.MASK}
+)  # who reports these is in the sum
+_NOBODY_MAY_DROP: Final = frozenset({TaskKind.AGREE_CONTRIBUTORS, TaskKind.REVEAL_CONTRIBUTORS, TaskKind.MASK})
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Summed:
 
 
 @dataclass(frozen=True)
-class NotSummed:
+class NotAggregated:
     """The attempt has come to nothing.
 
     Attributes:
@@ -66,24 +68,26 @@ class NotSummed:
     at_once: bool = False
 
 
-Outcome: TypeAlias = Summing | Summed | NotSummed
+Outcome: TypeAlias = Summing | Summed | NotAggregated
 
 
-def begun(phase: Collecting, now: float, grouping: Grouping, *, holders: bool) -> Summing | NotSummed:
+def started(phase: Collecting, now: float, grouping: Grouping, *, contributors: bool) -> Summing | NotAggregated:
     """The first step of the sum of those that have reported, in whole groups."""
     roster = phase.counted
-    if len(roster) < MIN_SUMMED:
-        return NotSummed(f"{len(roster)} sites have updates; a secure sum takes {MIN_SUMMED} or more", now)
+    if len(roster) < MIN_SECURE_SITES:
+        return NotAggregated(
+            f"{len(roster)} sites have updates; a secure aggregation takes {MIN_SECURE_SITES} or more", now
+        )
     return Summing(
         phase.round,
         phase.attempt,
-        Subject.UPDATE,
+        SumOf.UPDATE,
         SUM_STEPS[0],
         roster,
         roster,
         min(phase.size, len(phase.cohort)),
         phase.quorum,
-        holders,
+        contributors,
         opened=now,
         required=phase.required,
         tries=phase.tries,
@@ -91,14 +95,16 @@ def begun(phase: Collecting, now: float, grouping: Grouping, *, holders: bool) -
     )
 
 
-def begun_scores(phase: Evaluating, now: float) -> Summing | None:
+def started_scores(phase: Evaluating, now: float) -> Summing | None:
     """The first step of the sum of the own scores of those that have taken them, in whole groups; None: of too few."""
     roster = whole(phase.groups, phase.reported)
-    if len(roster) < MIN_SUMMED:
+    if len(roster) < MIN_SECURE_SITES:
         return None
-    at = phase.round, phase.attempt, Subject.SCORES, SUM_STEPS[0]
+    at = phase.round, phase.attempt, SumOf.SCORES, SUM_STEPS[0]
     groups = tuple(group for group in phase.groups if roster.issuperset(group))
-    return Summing(*at, roster, roster, size=len(roster), quorum=MIN_SUMMED, holders=True, opened=now, groups=groups)
+    return Summing(
+        *at, roster, roster, size=len(roster), quorum=MIN_SECURE_SITES, contributors=True, opened=now, groups=groups
+    )
 
 
 def advanced(phase: Summing, event: Event, step_s: float) -> Outcome:
@@ -117,7 +123,7 @@ def advanced(phase: Summing, event: Event, step_s: float) -> Outcome:
                 declined, now, step_s, declined.awaited, f" (the last, {site}: {reason})" if reason else ""
             )
         case Insufficient(reason, now):
-            return NotSummed(reason, now)
+            return NotAggregated(reason, now)
         case Tick():
             alive = event.trainers | event.evaluators
             return _closed_if_due(phase, event.now, step_s, phase.awaited & alive)
@@ -127,19 +133,19 @@ def advanced(phase: Summing, event: Event, step_s: float) -> Outcome:
 
 def counted(phase: Summing, sites: Sites) -> Sites:
     """Those of the sites that the step counts: while it is decided who is summed, whole groups."""
-    return whole(phase.groups, sites) if phase.step in _SUMMED else sites
+    return whole(phase.groups, sites) if phase.step in _AGGREGATED else sites
 
 
 def is_whole(phase: Summing) -> bool:
     """Whether the step needs each site that is asked."""
-    return phase.holders and phase.step in _NOBODY_MAY_DROP
+    return phase.contributors and phase.step in _NOBODY_MAY_DROP
 
 
 def needed(phase: Summing) -> int:
     """Sites that the step needs."""
     if is_whole(phase):
         return len(phase.cohort)
-    return max(phase.threshold, phase.quorum) if phase.step in _SUMMED else phase.threshold
+    return max(phase.threshold, phase.quorum) if phase.step in _AGGREGATED else phase.threshold
 
 
 def _closed_if_due(phase: Summing, now: float, step_s: float, hoped_for: Sites, reason: str = "") -> Outcome:
@@ -155,27 +161,27 @@ def _closed_if_due(phase: Summing, now: float, step_s: float, hoped_for: Sites, 
     if overdue or not _is_enough(phase, phase.cohort - phase.failed):
         there, came = len(counted(phase, phase.reported)), len(phase.reported)
         groups = f", {there} in whole groups" if there < came else ""
-        what = f"{phase.step} of the secure sum: {came} of {len(phase.cohort)} sites{groups}"
-        lost = ", ".join(sorted(phase.required - phase.reported)) if phase.step in _SUMMED else ""
+        what = f"{phase.step} of the secure aggregation: {came} of {len(phase.cohort)} sites{groups}"
+        lost = ", ".join(sorted(phase.required - phase.reported)) if phase.step in _AGGREGATED else ""
         missing = f"; without {lost} no round counts" if lost else ""
         silent = f"; no answer of {', '.join(sorted(phase.awaited))}" if overdue and phase.awaited else ""
         # A site's refusal is in its own log, and here as the policy's.
         other = _REFUSED if phase.step is TaskKind.SHARE and FailureReason.POLICY in reason else ""
         why = f"{what}, {needed(phase)} are needed{reason}{silent}{missing}{other}"
-        return NotSummed(why, now, at_once=is_whole(phase))
+        return NotAggregated(why, now, at_once=is_whole(phase))
     return phase
 
 
 def _is_enough(phase: Summing, sites: Sites) -> bool:
     there = counted(phase, sites)
-    return len(there) >= needed(phase) and (phase.step not in _SUMMED or phase.required <= there)
+    return len(there) >= needed(phase) and (phase.step not in _AGGREGATED or phase.required <= there)
 
 
 def _next(phase: Summing, now: float) -> Summing | Summed:
     if phase.step is SUM_STEPS[-1]:
         return Summed(phase)
     following = SUM_STEPS[SUM_STEPS.index(phase.step) + 1]
-    if following is TaskKind.HOLDERS and not phase.holders:
+    if following is TaskKind.CONTRIBUTORS and not phase.contributors:
         following = TaskKind.MASK
     there = counted(phase, phase.reported)
     survivors = there if phase.step is TaskKind.MASK else phase.survivors

@@ -32,7 +32,7 @@ class WaitReason(StrEnum):
     BACK_OFF = "back-off"  # until the next attempt
     DISK = "disk"  # the server's is full
     UPDATES = "updates"  # of the open round
-    SUM = "sum"  # a step of the open round's secure sum
+    SUM = "sum"  # a step of the open round's secure aggregation
     EVALUATOR = "evaluator"  # none is there that could refine the open round
     REFINEMENT = "refinement"  # of the open round, by the evaluator that was asked
     SCORES = "scores"
@@ -71,11 +71,11 @@ class Waiting:
     Attributes:
         needed, has: trainers, evaluators, or updates of the quorum; with BACK_OFF, attempts in all and the next one's
             number.
-        asked, reported: sites of the open round, or of its secure sum's step; of those that have reported, `has` are in
+        asked, reported: sites of the open round, or of its step of secure aggregation; of those reported, `has` are in
             whole groups.
         missing: those that are waited for, or would be enough if they came.
         behind: the run that goes on; with QUEUED only.
-        step: of the secure sum; with SUM only.
+        step: of the secure aggregation; with SUM only.
         group: sites of the run's groups at least, if some that are there do not count for want of others; or else 1.
         newcomers: that are there, and too few for a group of their own.
         why: why the first group of which some are there cannot be summed; empty: there is none, or enough others.
@@ -137,7 +137,7 @@ class Waiting:
             case WaitReason.UPDATES:
                 return f"waits for updates of {listed}{more}; {self._counts}, the quorum is {self.needed}"
             case WaitReason.SUM:
-                step = f"in step {self.step} of a secure sum"
+                step = f"in step {self.step} of a secure aggregation"
                 return f"waits for {listed}{more} {step}; {self._counts}, needs {self.needed}"
             case WaitReason.EVALUATOR:
                 return "needs an evaluator with images to refine the model on, has none"

@@ -128,7 +128,7 @@ def means_of(scores: Mapping[int, Scores], sums: Mapping[int, Mapping[str, Sprea
     """One score's mean over sites, by round; rounds without it are left out.
 
     Args:
-        sums: what secure sums say, by round.
+        sums: what secure aggregation says, by round.
     """
     having = {
         number: {site: {name: values[name]} for site, values in sites.items() if name in values}
@@ -168,7 +168,7 @@ def judged_rounds(records: LedgerReader, run: str, until: int | None = None) -> 
 def best_kept(records: LedgerReader, blobs: Kept, run: str) -> BestRound | None:
     """The best round whose state is still kept.
 
-    That is the best of all, unless the run was rolled back after a better one had made it superfluous, or was begun by
+    That is the best of all, unless the run was rolled back after a better one made it superfluous, or was started by
     a version that kept no best round.
     """
     return first_kept(records, blobs, run, judged_rounds(records, run))

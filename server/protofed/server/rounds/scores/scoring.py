@@ -14,9 +14,9 @@ from typing import TypeAlias
 import structlog
 
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError, FailureReason, SecureSumError, StateError
+from protofed.common.errors import ConfigError, FailureReason, SecureAggregationError, StateError
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import MAX_SUMMED, TaskKind, score_family
+from protofed.common.protocol.messages import MAX_SECURE_SITES, TaskKind, score_family
 from protofed.common.protocol.scores import LOSS, Spread, spreads
 from protofed.common.secure_aggregation import score_sums
 from protofed.common.secure_aggregation.groups import Groups, members, whole
@@ -42,7 +42,7 @@ from protofed.server.rounds.secure_aggregation.steps import SumRounds
 from protofed.server.rounds.secure_aggregation.totals import score_names
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow, one_a_site
-from protofed.server.verdicts import RejectionCode
+from protofed.server.verdicts import RefusalCode
 
 # Of all rounds, these alone are read, and of one model: a run of a thousand rounds and sites has millions of scores.
 HEADLINES = BALANCED, ACCURACY
@@ -52,7 +52,7 @@ _Scores: TypeAlias = Mapping[SiteId, Mapping[str, float]]
 _Sums: TypeAlias = Mapping[str, Spread]
 log = structlog.get_logger()
 FIRST, LAST = 3, 3  # attempts whose updates are read
-UNUSABLE = (RejectionCode.NOT_FINITE, RejectionCode.NORM)
+UNUSABLE = (RefusalCode.NOT_FINITE, RefusalCode.NORM)
 
 
 class ScoreMemory:
@@ -132,9 +132,9 @@ class _ToldRounds:
         if self._model == LOCAL and _headlines(scores, GLOBAL):
             self._model, self._headlines = GLOBAL, {}
         names = {f"{self._model}.{name}" for name in HEADLINES}
-        headlines, summed = _headlines(scores, self._model), {name: sums[name] for name in names & sums.keys()}
-        if headlines or summed:
-            self._headlines[number] = RoundScores(number, headlines, summed)
+        headlines, aggregated = _headlines(scores, self._model), {name: sums[name] for name in names & sums.keys()}
+        if headlines or aggregated:
+            self._headlines[number] = RoundScores(number, headlines, aggregated)
             keep = {number for name in HEADLINES for number in self._asked(f"{self._model}.{name}")}
             keep |= _ends(list(self._headlines), SAME_ROUNDS)
             self._headlines = {one: scored for one, scored in self._headlines.items() if one in keep}
@@ -163,8 +163,8 @@ def _read(records: LedgerReader, run: str) -> _ToldRounds:
     whole = _ends(numbers, SAME_ROUNDS)
     for number in numbers:
         scores = records.scores(run, number) if number in whole else headlines
-        summed = records.score_sums(run, number) if number in whole else sums
-        found.add(number, scores.get(number, {}), summed.get(number, {}))
+        aggregated = records.score_sums(run, number) if number in whole else sums
+        found.add(number, scores.get(number, {}), aggregated.get(number, {}))
     return found
 
 
@@ -287,7 +287,7 @@ class Scoring:
     """Called from the coordinator's thread.
 
     Args:
-        sums: None: sites report their own scores one by one. A simulation under secure sums has them summed here.
+        sums: None: sites report their own scores one by one. A simulated secure aggregation sums them here.
 
     Attributes:
         plateau: how long no round was better; read at every change of the scores, since every tick carries it.
@@ -320,13 +320,13 @@ class Scoring:
     def askable(self, trainers: phases.Sites, groups: Groups, round: int) -> phases.Sites:
         """Of these, those whose own scores can be had: the policy of a site that has trained in no round refuses.
 
-        Under secure sums whole groups of them, as many as a sum takes.
+        Under secure aggregation whole groups of them, as many as a sum takes.
         """
         if (grouping := self._rules.grouping) is not None:
             available = self._have_trained(trainers)
             if grouping.fewest > 1:
                 available &= members(groups)
-            return grouping.drawn(groups, available, phases.NOBODY, MAX_SUMMED, self._rules.sampler, round)
+            return grouping.drawn(groups, available, phases.NOBODY, MAX_SECURE_SITES, self._rules.sampler, round)
         return trainers if self._asks_all else self._have_trained(trainers)
 
     def _have_trained(self, trainers: phases.Sites) -> phases.Sites:
@@ -362,9 +362,11 @@ class Scoring:
         at = phase.round, phase.attempt
         try:
             found = self._opened(phase) if self._sums is not None else self._simulated(phase)
-        except (SecureSumError, StateError) as error:
+        except (SecureAggregationError, StateError) as error:
             log.warning("no sum of own scores", run=self._run, round=phase.round, why=str(error))
-            if not (isinstance(error, SecureSumError) and error.code == "too-few-shares"):  # counted with the step
+            if not (
+                isinstance(error, SecureAggregationError) and error.code == "too-few-shares"
+            ):  # counted with the step
                 self._metrics.sum_abandoned(TaskKind.REVEAL, SumFailure.UNUSABLE)
             return
         if found is not None:
@@ -389,9 +391,9 @@ class Scoring:
         own = {site: scores for site, scores in reported.items() if scores.keys() & set(self._names)}
         if not own:
             return None
-        assert self._rules.grouping is not None  # noqa: S101  (of secure sums)
-        there = whole(self._rules.grouping.begun(self._ledger.groups(), own), own)
-        if len(there) < score_sums.HOLDERS:
+        assert self._rules.grouping is not None  # noqa: S101  (of secure aggregation)
+        there = whole(self._rules.grouping.started(self._ledger.groups(), own), own)
+        if len(there) < score_sums.CONTRIBUTORS:
             return {}
         for row in one_a_site(self._ledger.updates(self._run, phase.round, phase.attempt)):
             if row.task.site in own and LOSS in row.metrics:

@@ -6,5 +6,5 @@ each site is sent, records the tasks and wakes the sites. An answer takes the wa
 
     partners  the list of sites that is offered to all; a person at each site confirms it
     steps     the tasks, one sum as the ledger has it, and the examination of an upload to it
-    totals    which runs may have secure sums, and the next state from an opened total
+    totals    which runs may have secure aggregation, and the next state from an opened total
 """

@@ -1,4 +1,4 @@
-"""The list of partners that the server offers to sites: secure sums are of those that a person has confirmed it at."""
+"""The list of partners that the server offers: secure aggregation is over the sites where a person confirmed it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PartnerList:
         partners = {site: self._partner(site) or known.get(site) for site in sorted(trainers)}
         if missing := [site for site, one in partners.items() if one is None]:
             raise ConfigError(
-                f"no key for secure sums is known of {', '.join(missing)}: start the daemon there, or, if the site "
+                f"no key for secure aggregation is known of {', '.join(missing)}: start the daemon there; or, if it "
                 "takes no part, revoke its certificate or exclude it"
             )
         if not (coordinator := coordinator or ("" if self.offered is None else self.offered.coordinator)):

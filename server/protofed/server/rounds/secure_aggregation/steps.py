@@ -1,4 +1,4 @@
-"""Asks sites for the steps of a run's secure sums, and says what their uploads must be.
+"""Asks sites for the steps of a run's secure aggregation, and says what their uploads must be.
 
 `SumRecord` is one sum as the ledger has it: what each step's sites are sent, the total, and what is wrong with an
 upload. All of it is a function of accepted uploads alone, so a restarted server sends the same bytes and computes the
@@ -22,12 +22,12 @@ from protofed.common.errors import (
     DiskFailureError,
     FailureReason,
     OutOfSpaceError,
-    SecureSumError,
+    SecureAggregationError,
     StateError,
 )
 from protofed.common.failpoint import reach
 from protofed.common.payload import Array, Part, Payload, SiteId, TensorSpec
-from protofed.common.protocol.messages import HOLDERS_STEPS, Manifest, Subject, TaskKind
+from protofed.common.protocol.messages import CONTRIBUTORS_STEPS, Manifest, SumOf, TaskKind
 from protofed.common.protocol.scores import Spread
 from protofed.common.secure_aggregation import score_sums
 from protofed.common.secure_aggregation.groups import Groups, whole
@@ -45,7 +45,7 @@ from protofed.common.secure_aggregation.masking import (
 from protofed.common.secure_aggregation.messages import (
     MESSAGE,
     VECTOR,
-    HoldersMessage,
+    ContributorsMessage,
     Message,
     RosterMessage,
     SharesMessage,
@@ -59,45 +59,45 @@ from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.machine import phases
 from protofed.server.rounds.machine.rules import Grouping, left_out
 from protofed.server.rounds.presence import Invitations
-from protofed.server.rounds.secure_aggregation.totals import holders_of, layout_of, score_names
+from protofed.server.rounds.secure_aggregation.totals import contributors_of, layout_of, score_names
 from protofed.server.storage.rows import TaskRow, UpdateRow
-from protofed.server.verdicts import RejectionCode, SetAsideCode, SetAsideReason, UpdateProblem
+from protofed.server.verdicts import RefusalCode, Rejection, RejectionCode, UpdateProblem
 
 M = TypeVar("M", bound=Message)
 BEGINNINGS = frozenset({TaskKind.FIT, TaskKind.SCORE_SUM})  # what begins a sum: the site has computed what is summed
-GROUPED = BEGINNINGS | {TaskKind.SHARE, TaskKind.HOLDERS, TaskKind.MASK}  # what whole groups do, or nobody
-_MASKED = {Vector.HOLDERS: TaskKind.HOLDERS, Vector.VALUES: TaskKind.MASK}
-_SIGNED = {Vector.HOLDERS: TaskKind.AGREE_HOLDERS, Vector.VALUES: TaskKind.AGREE}
-_REVEALED = {Vector.HOLDERS: TaskKind.REVEAL_HOLDERS, Vector.VALUES: TaskKind.REVEAL}
+GROUPED = BEGINNINGS | {TaskKind.SHARE, TaskKind.CONTRIBUTORS, TaskKind.MASK}  # what whole groups do, or nobody
+_MASKED = {Vector.CONTRIBUTORS: TaskKind.CONTRIBUTORS, Vector.VALUES: TaskKind.MASK}
+_SIGNED = {Vector.CONTRIBUTORS: TaskKind.AGREE_CONTRIBUTORS, Vector.VALUES: TaskKind.AGREE}
+_REVEALED = {Vector.CONTRIBUTORS: TaskKind.REVEAL_CONTRIBUTORS, Vector.VALUES: TaskKind.REVEAL}
 MAX_SITE_BYTES = 64 << 10  # of one site's message: one made of those of all sites must not be above MAX_MESSAGE_BYTES
 _ANSWERS: dict[TaskKind, type[Message]] = {
     TaskKind.FIT: KeyAdvert,
     TaskKind.SCORE_SUM: KeyAdvert,
     TaskKind.SHARE: SharesMessage,
-    TaskKind.HOLDERS: SignatureMessage,
-    TaskKind.AGREE_HOLDERS: SignatureMessage,
-    TaskKind.REVEAL_HOLDERS: Revealed,
+    TaskKind.CONTRIBUTORS: SignatureMessage,
+    TaskKind.AGREE_CONTRIBUTORS: SignatureMessage,
+    TaskKind.REVEAL_CONTRIBUTORS: Revealed,
     TaskKind.MASK: SignatureMessage,
     TaskKind.AGREE: SignatureMessage,
     TaskKind.REVEAL: Revealed,
 }
 
 
-def context_of(task: TaskRow, recipe: Digest, *, holders: bool) -> SumContext:
+def context_of(task: TaskRow, recipe: Digest, *, contributors: bool) -> SumContext:
     """What the sum that begins with this task is about.
 
     Args:
         recipe: the run's fingerprint.
     """
-    assert task.subject is not None  # noqa: S101  (it begins a sum)
-    vectors = (Vector.HOLDERS, Vector.VALUES) if holders else (Vector.VALUES,)
+    assert task.sum_of is not None  # noqa: S101  (it begins a sum)
+    vectors = (Vector.CONTRIBUTORS, Vector.VALUES) if contributors else (Vector.VALUES,)
     base = task.base_digest or Digest("")
-    return SumContext(task.run, task.round, task.attempt, task.subject, recipe, base, vectors)
+    return SumContext(task.run, task.round, task.attempt, task.sum_of, recipe, base, vectors)
 
 
 def vector_of(kind: TaskKind) -> Vector:
     """The vector that a step is about; VALUES for those before either."""
-    return Vector.HOLDERS if kind in HOLDERS_STEPS else Vector.VALUES
+    return Vector.CONTRIBUTORS if kind in CONTRIBUTORS_STEPS else Vector.VALUES
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ class SumRecord:
         read: Callable[[Digest], Buffer],
         groups: Groups,
         *,
-        holders: bool,
-        subject: Subject = Subject.UPDATE,
+        contributors: bool,
+        sum_of: SumOf = SumOf.UPDATE,
     ) -> SumRecord:
         """The sum of one attempt.
 
@@ -133,33 +133,33 @@ class SumRecord:
             rows: all commits of the attempt.
 
         Raises:
-            SecureSumError: no site has begun it, or two began it with different models.
+            SecureAggregationError: no site has started it, or two began it with different models.
         """
         uploads: dict[TaskKind, dict[SiteId, Digest]] = {}
         contexts: list[SumContext] = []
         for row in rows:
-            if row.counts and row.task.subject is subject:
+            if row.counts and row.task.sum_of is sum_of:
                 uploads.setdefault(row.task.kind, {})[row.task.site] = row.digest
                 if row.task.kind in BEGINNINGS:
-                    contexts.append(context_of(row.task, recipe, holders=holders))
+                    contexts.append(context_of(row.task, recipe, contributors=contributors))
         if not contexts:
-            raise SecureSumError("too-few-sites", "no site has sent keys")
+            raise SecureAggregationError("too-few-sites", "no site has sent keys")
         if any(context != contexts[0] for context in contexts):
-            raise SecureSumError("other-base", "the sites of this sum were sent different models")
+            raise SecureAggregationError("other-base", "the sites of this sum were sent different models")
         return cls(contexts[0], uploads, read, groups)
 
     @cached_property
     def roster(self) -> Roster:
         """The keys of all sites of whole groups that sent some."""
-        begun_by = TaskKind.SCORE_SUM if self.context.subject is Subject.SCORES else TaskKind.FIT
-        adverts = self._all(begun_by, KeyAdvert)
+        started_by = TaskKind.SCORE_SUM if self.context.sum_of is SumOf.SCORES else TaskKind.FIT
+        adverts = self._all(started_by, KeyAdvert)
         groups = tuple(group for group in self.groups if adverts.keys() >= set(group))
         return Roster(self.context, tuple(adverts.values()), groups)
 
     def masks(self, vector: Vector) -> Masks:
-        """Which masks are in a vector: those of the sites that dealt shares; with holders, that also sent flags."""
-        counted = vector is Vector.VALUES and Vector.HOLDERS in self.context.vectors
-        return Masks(self.roster, vector, self._sites(TaskKind.HOLDERS if counted else TaskKind.SHARE))
+        """Which masks are in a vector: of the sites that dealt shares; with contributors, that also sent flags."""
+        counted = vector is Vector.VALUES and Vector.CONTRIBUTORS in self.context.vectors
+        return Masks(self.roster, vector, self._sites(TaskKind.CONTRIBUTORS if counted else TaskKind.SHARE))
 
     def survivors(self, vector: Vector) -> tuple[SiteId, ...]:
         """The sites whose masked vectors are there."""
@@ -169,19 +169,19 @@ class SumRecord:
         """By site, what it is sent for a step: the same object for all, where it is the same for all.
 
         Raises:
-            SecureSumError: what sites sent does not give it.
+            SecureAggregationError: what sites sent does not give it.
         """
         vector = vector_of(step)
         match step:
             case TaskKind.SHARE:
                 message: Message = RosterMessage(self.roster.adverts, self.roster.groups)
-            case TaskKind.MASK if Vector.HOLDERS in self.context.vectors:
-                message = self._holders()
-            case TaskKind.HOLDERS | TaskKind.MASK:
+            case TaskKind.MASK if Vector.CONTRIBUTORS in self.context.vectors:
+                message = self._contributors()
+            case TaskKind.CONTRIBUTORS | TaskKind.MASK:
                 return self._deliveries(sites)
-            case TaskKind.AGREE_HOLDERS | TaskKind.AGREE:
+            case TaskKind.AGREE_CONTRIBUTORS | TaskKind.AGREE:
                 message = SurvivorsMessage(self.survivors(vector), {})
-            case TaskKind.REVEAL_HOLDERS | TaskKind.REVEAL:
+            case TaskKind.REVEAL_CONTRIBUTORS | TaskKind.REVEAL:
                 signed = self._all(_SIGNED[vector], SignatureMessage)
                 signatures = {site: told.signature for site, told in signed.items()}
                 message = SurvivorsMessage(self.survivors(vector), signatures)
@@ -193,7 +193,7 @@ class SumRecord:
         """The sum [N] uint64 of the survivors' numbers.
 
         Raises:
-            SecureSumError: what sites revealed does not open it.
+            SecureAggregationError: what sites revealed does not open it.
         """
         masks, survivors = self.masks(Vector.VALUES), self.survivors(Vector.VALUES)
         vectors = (self._vector(TaskKind.MASK, site) for site in survivors)
@@ -206,11 +206,11 @@ class SumRecord:
             for site in sites
         }
 
-    def _holders(self) -> HoldersMessage:
-        signed = self._all(TaskKind.HOLDERS, SignatureMessage)
-        vectors = {site: self._vector(TaskKind.HOLDERS, site) for site in signed}
+    def _contributors(self) -> ContributorsMessage:
+        signed = self._all(TaskKind.CONTRIBUTORS, SignatureMessage)
+        vectors = {site: self._vector(TaskKind.CONTRIBUTORS, site) for site in signed}
         signatures = {site: told.signature for site, told in signed.items()}
-        return HoldersMessage(vectors, signatures, self._opened(Vector.HOLDERS))
+        return ContributorsMessage(vectors, signatures, self._opened(Vector.CONTRIBUTORS))
 
     def _opened(self, vector: Vector) -> Opened:
         return opened(self.masks(vector), self.survivors(vector), self._all(_REVEALED[vector], Revealed))
@@ -234,19 +234,19 @@ def manifest_problem(manifest: Manifest, length: int | None) -> UpdateProblem | 
     Args:
         length: of the vector; None: there is to be none.
     """
-    announced = {spec.name: spec for spec in manifest.tensors if spec.part is Part.SECURE_SUM}
+    announced = {spec.name: spec for spec in manifest.tensors if spec.part is Part.SECURE_AGGREGATION}
     names = {MESSAGE} if length is None else {MESSAGE, VECTOR}
     if announced.keys() != names or len(manifest.tensors) != len(names):
-        text = f"expected the tensors {', '.join(sorted(names))} of part {Part.SECURE_SUM}, and no others"
-        return UpdateProblem(RejectionCode.TENSORS, text)
+        text = f"expected the tensors {', '.join(sorted(names))} of part {Part.SECURE_AGGREGATION}, and no others"
+        return UpdateProblem(RefusalCode.TENSORS, text)
     message = announced[MESSAGE]
     if message.dtype != "uint8" or len(message.shape) != 1 or message.shape[0] > MAX_SITE_BYTES:
         text = f"the message is {message.dtype} {list(message.shape)}, expected uint8 [{MAX_SITE_BYTES} at most]"
-        return UpdateProblem(RejectionCode.TENSORS, text)
-    if length is not None and announced[VECTOR] != TensorSpec(Part.SECURE_SUM, VECTOR, "uint64", (length,)):
+        return UpdateProblem(RefusalCode.TENSORS, text)
+    if length is not None and announced[VECTOR] != TensorSpec(Part.SECURE_AGGREGATION, VECTOR, "uint64", (length,)):
         vector = announced[VECTOR]
         text = f"the masked vector is {vector.dtype} {list(vector.shape)}, expected uint64 [{length}]"
-        return UpdateProblem(RejectionCode.TENSORS, text)
+        return UpdateProblem(RefusalCode.TENSORS, text)
     return None
 
 
@@ -267,16 +267,16 @@ class SumCheck:
         """The problem with an upload's bytes. May be called from any thread."""
         try:
             if codec.manifest(data) != tuple(sorted(manifest.tensors, key=lambda spec: spec.path)):
-                return UpdateProblem(RejectionCode.CONTENTS, "the upload holds other tensors than were announced")
+                return UpdateProblem(RefusalCode.CONTENTS, "the upload holds other tensors than were announced")
             self._check(data)
         except CodecError as error:
-            return UpdateProblem(RejectionCode.DAMAGED, str(error))
-        except SecureSumError as error:
-            return UpdateProblem(RejectionCode.SECURE_SUM, str(error))
+            return UpdateProblem(RefusalCode.DAMAGED, str(error))
+        except SecureAggregationError as error:
+            return UpdateProblem(RefusalCode.SECURE_AGGREGATION, str(error))
         return None
 
     def _check(self, data: Buffer) -> None:
-        """Raises: CodecError, SecureSumError."""
+        """Raises: CodecError, SecureAggregationError."""
         message, vector = message_of(data, _ANSWERS[self.kind])
         if isinstance(message, KeyAdvert):
             self._check_advert(message)
@@ -287,7 +287,7 @@ class SumCheck:
         match message:
             case SharesMessage(sealed):
                 self._check_sites("shares", sealed.keys(), self.record.roster.by_site.keys() - {self.site})
-            case SignatureMessage(signature) if self.kind is TaskKind.HOLDERS and vector is not None:
+            case SignatureMessage(signature) if self.kind is TaskKind.CONTRIBUTORS and vector is not None:
                 check_vector(masks, self.site, vector, signature)
             case SignatureMessage(signature) if self.kind is not TaskKind.MASK:
                 check_signed(masks, survivors, self.site, signature)
@@ -298,18 +298,18 @@ class SumCheck:
     def _check_advert(self, advert: KeyAdvert) -> None:
         vectors = len(self.context.vectors)
         if advert.site != self.site or (len(advert.mask_keys), len(advert.commitments)) != (vectors, vectors):
-            raise SecureSumError("bad-keys", f"expected the keys of {self.site} for {vectors} vectors")
+            raise SecureAggregationError("bad-keys", f"expected the keys of {self.site} for {vectors} vectors")
         check_signature(advert.identity, advert.signature, self.context.bind("keys", advert.facts), self.site)
         check_keys(advert)  # in a roster they would end the sum of all sites
 
     def _check_sites(self, what: str, given: object, expected: object) -> None:
         if given != expected:
-            raise SecureSumError("bad-shares", f"{what}: expected those of this step's sites, each once")
+            raise SecureAggregationError("bad-shares", f"{what}: expected those of this step's sites, each once")
 
 
 def length_of(kind: TaskKind, numbers: int, classes: int) -> int | None:
     """The length of the masked vector that answers a step; None: there is none."""
-    lengths = {TaskKind.HOLDERS: classes, TaskKind.MASK: numbers}
+    lengths = {TaskKind.CONTRIBUTORS: classes, TaskKind.MASK: numbers}
     return lengths.get(kind)
 
 
@@ -318,17 +318,17 @@ MAX_DOUBLED = 1 << 20  # more attempts than any round had; a task has 32 bits fo
 
 
 class SumRounds:
-    """The secure sums of one run; all methods but `prepared` are called from the coordinator's thread."""
+    """The secure aggregation of one run; all methods but `prepared` are called from the coordinator's thread."""
 
     def __init__(self, recipe: Recipe, method: ServerMethod, context: ServerContext, invitations: Invitations) -> None:
         self._run, self._recipe, self._method = recipe.name, recipe.fingerprint(), method
-        self.holders = holders_of(method, recipe)
+        self.contributors = contributors_of(method, recipe)
         self._grouping = Grouping(recipe.name, recipe.seed, recipe.federation.sum_group)
         self.scores = score_names(recipe)
         self._ledger, self._blobs, self._clock = context.ledger, context.blobs, context.clock
         self._invitations = invitations
         self._layout: tuple[Digest, SumLayout] | None = None  # of the newest state, by its address
-        self._record: tuple[tuple[int, int, Subject, TaskKind], SumRecord] | None = None  # of which step
+        self._record: tuple[tuple[int, int, SumOf, TaskKind], SumRecord] | None = None  # of which step
         self._checks: dict[str, SumCheck] = {}  # by task_id, of the step that is open
 
     def ask(self, phase: phases.Summing, *, complete: bool) -> tuple[phases.Insufficient, ...]:
@@ -347,19 +347,21 @@ class SumRounds:
             self._ask(phase, complete=complete)
         except (OutOfSpaceError, DiskFailureError):
             raise
-        except (SecureSumError, StateError) as error:  # of a site that lied, or of a blob that is damaged
-            log.error("no secure sum", run=self._run, round=phase.round, kind=phase.step, why=str(error))
-            return (phases.Insufficient(f"{phase.step} of the secure sum: {error}", self._clock()),)
+        except (SecureAggregationError, StateError) as error:  # of a site that lied, or of a blob that is damaged
+            log.error("no secure aggregation", run=self._run, round=phase.round, kind=phase.step, why=str(error))
+            return (phases.Insufficient(f"{phase.step} of the secure aggregation: {error}", self._clock()),)
         return ()
 
     def _ask(self, phase: phases.Summing, *, complete: bool) -> None:
         at = phase.round, phase.attempt
         reach("sum-step-closed")
-        log.info("secure sum goes on", run=self._run, round=phase.round, kind=phase.step, cohort=sorted(phase.cohort))
-        rows = [row for row in self._ledger.updates(self._run, *at) if row.task.subject is phase.subject]
+        log.info(
+            "secure aggregation goes on", run=self._run, round=phase.round, kind=phase.step, cohort=sorted(phase.cohort)
+        )
+        rows = [row for row in self._ledger.updates(self._run, *at) if row.task.sum_of is phase.sum_of]
         self._checks = {}
-        record = self._recorded(rows, phase.groups, phase.subject)
-        self._record = (*at, phase.subject, phase.step), record
+        record = self._recorded(rows, phase.groups, phase.sum_of)
+        self._record = (*at, phase.sum_of, phase.step), record
         sites = sorted(phase.cohort)
         bases = self._stored(record.bases(phase.step, sites))
         status, silent = "not-needed" if complete else "late", self._invitations.clear()
@@ -369,12 +371,12 @@ class SumRounds:
             sites,
             bases,
             lambda tasks: self._ledger.go_on(tasks, status, silent, phase.groups),
-            phase.subject,
+            phase.sum_of,
         )
         if phase.step is TaskKind.SHARE:
             try:
-                self._set_aside(rows, phase)
-            except OutOfSpaceError as error:  # the step is asked for; the aggregation sets aside who is not in the sum
+                self._reject(rows, phase)
+            except OutOfSpaceError as error:  # the step is asked for; the aggregation rejects who is not in the sum
                 log.warning("no space to set updates aside", run=self._run, round=phase.round, why=str(error))
         reach("sum-step-asked")
 
@@ -392,7 +394,7 @@ class SumRounds:
 
     def length(self, task: TaskRow, address: Digest, state: Payload) -> int | None:
         """The length of the masked vector that answers a task on top of this state; None: there is none."""
-        if task.subject is Subject.SCORES:
+        if task.sum_of is SumOf.SCORES:
             layout = score_sums.layout_of(self.scores)
             return length_of(task.kind, layout.size, layout.classes)
         if self._layout is None or self._layout[0] != address:
@@ -402,15 +404,15 @@ class SumRounds:
 
     def prepare(self, task: TaskRow) -> None:
         """Read what the upload that answers an open task is examined by."""
-        assert task.subject is not None  # noqa: S101  (of a sum)
+        assert task.sum_of is not None  # noqa: S101  (of a sum)
         if task.kind in BEGINNINGS:
-            context = context_of(task, self._recipe, holders=self._counts_holders(task.subject))
+            context = context_of(task, self._recipe, contributors=self._counts_contributors(task.sum_of))
             self._checks[task.task_id] = SumCheck(task.kind, task.site, context, None)
             return
-        at = task.round, task.attempt, task.subject, task.kind
+        at = task.round, task.attempt, task.sum_of, task.kind
         if self._record is None or self._record[0] != at:  # after a restart
             rows = self._ledger.updates(self._run, task.round, task.attempt)
-            self._record = at, self._recorded(rows, self._begun(rows), task.subject)
+            self._record = at, self._recorded(rows, self._started(rows), task.sum_of)
         record = self._record[1]
         self._checks[task.task_id] = SumCheck(task.kind, task.site, record.context, record)
 
@@ -422,31 +424,31 @@ class SumRounds:
         """What the sum of the sites' own scores says, of which all steps are over.
 
         Raises:
-            SecureSumError: what sites sent does not open it.
+            SecureAggregationError: what sites sent does not open it.
             StateError: an upload can no longer be read.
         """
         rows = self._ledger.updates(self._run, round, attempt)
-        record = self._recorded(rows, self._begun(rows), Subject.SCORES)
+        record = self._recorded(rows, self._started(rows), SumOf.SCORES)
         return score_sums.opened(self.scores, record.total())
 
-    def _counts_holders(self, subject: Subject) -> bool:
-        return subject is Subject.SCORES or self.holders
+    def _counts_contributors(self, sum_of: SumOf) -> bool:
+        return sum_of is SumOf.SCORES or self.contributors
 
-    def _recorded(self, rows: Sequence[UpdateRow], groups: Groups, subject: Subject) -> SumRecord:
-        holders = self._counts_holders(subject)
-        return SumRecord.of(rows, self._recipe, self._blobs.view, groups, holders=holders, subject=subject)
+    def _recorded(self, rows: Sequence[UpdateRow], groups: Groups, sum_of: SumOf) -> SumRecord:
+        contributors = self._counts_contributors(sum_of)
+        return SumRecord.of(rows, self._recipe, self._blobs.view, groups, contributors=contributors, sum_of=sum_of)
 
-    def _begun(self, rows: Sequence[UpdateRow]) -> Groups:
-        """The groups of a sum that has begun; none is dissolved meanwhile."""
-        return self._grouping.begun(self._ledger.groups(), {row.task.site for row in rows})
+    def _started(self, rows: Sequence[UpdateRow]) -> Groups:
+        """The groups of a sum that has started; none is dissolved meanwhile."""
+        return self._grouping.started(self._ledger.groups(), {row.task.site for row in rows})
 
-    def _set_aside(self, rows: Sequence[UpdateRow], phase: phases.Summing) -> None:
+    def _reject(self, rows: Sequence[UpdateRow], phase: phases.Summing) -> None:
         """Say of sites that are not in the sum what they wait for; after its tasks, whose groups are without them."""
         ready = [row for row in rows if row.counts]
         reasons = left_out(self._ledger.groups(), {row.task.site for row in ready}, self._grouping.fewest)
         for row in ready:
             if row.task.site not in phase.roster:
-                self._ledger.set_aside(row, SetAsideReason(SetAsideCode.GROUP, reasons[row.task.site]))
+                self._ledger.reject(row, Rejection(RejectionCode.GROUP, reasons[row.task.site]))
 
     def _stored(self, payloads: Mapping[SiteId, Payload]) -> dict[SiteId, tuple[Digest, int]]:
         """Digest and bytes by site; what is the same object for all is stored once."""

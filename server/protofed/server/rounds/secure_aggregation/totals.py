@@ -1,4 +1,4 @@
-"""Runs under secure sums: which may, and the next state from the total of the sites' numbers."""
+"""Runs under secure aggregation: which may, and the next state from the total of the sites' numbers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import cast
 import numpy as np
 
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError, SecureSumError, StateError
+from protofed.common.errors import ConfigError, SecureAggregationError, StateError
 from protofed.common.payload import Array, Payload, Update
-from protofed.common.protocol.messages import MAX_SUMMED, MIN_SUMMED
+from protofed.common.protocol.messages import MAX_SECURE_SITES, MIN_SECURE_SITES
 from protofed.common.protocol.scores import ScoreNames
 from protofed.common.secure_aggregation import score_sums
 from protofed.common.secure_aggregation.linear_form import WEIGHT, FixedPoint, SumLayout, Sums, form_of
@@ -27,15 +27,15 @@ def check_secure(recipe: Recipe, method: ServerMethod) -> None:
     """
     if not recipe.federation.secure:
         return
-    if holders_of(method, recipe) and recipe.classes > MAX_ROWS:
+    if contributors_of(method, recipe) and recipe.classes > MAX_ROWS:
         raise ConfigError(
             f"recipe '{recipe.name}' has {recipe.classes} classes, and method {recipe.method.name} sums by class: with "
-            f"federation.secure = true expected at most {MAX_ROWS}, whose holders every site counts from one message"
+            f"federation.secure = true expected at most {MAX_ROWS}, whose contributors a site counts from one message"
         )
 
 
-def holders_of(method: ServerMethod, recipe: Recipe) -> bool:
-    """Whether sites count the holders of each class before they send numbers: the method sums some by class."""
+def contributors_of(method: ServerMethod, recipe: Recipe) -> bool:
+    """Whether sites count the contributors of each class before they send numbers: the method sums some by class."""
     return form_of(method, recipe.method.name).by_class
 
 
@@ -56,14 +56,14 @@ def check_total(layout: SumLayout, total: Array, fixed_point: FixedPoint, sites:
     A site whose images decide that nothing of its update leaves sends random words, and nobody learns which site.
 
     Raises:
-        SecureSumError: it is not.
+        SecureAggregationError: it is not.
     """
     numbers = fixed_point.decoded(total)
     # Noise comes on top of what is clipped to the limit: its std is a 16th of the limit at most.
     within = max(-float(np.min(numbers)), float(np.max(numbers))) <= 2 * sites * fixed_point.limit
     weight = float(layout.named(numbers).get(WEIGHT, np.array(sites)))
     if not within or (layout.form.weighting == "uniform" and weight != sites):
-        raise SecureSumError(
+        raise SecureAggregationError(
             "withheld",
             "its numbers are random: a site's policy keeps its update back because of its images. Which site that is, "
             "only the site itself knows; its log and `protofed client doctor` say why",
@@ -91,11 +91,13 @@ def unmasked_total(
         updates: gives them anew at each call: who holds which class is known only when all were read once.
 
     Raises:
-        StateError: there are fewer sites than a secure sum takes, or more, or one of their updates cannot be summed.
+        StateError: there are fewer sites than an aggregation takes, or more, or one of their updates cannot be summed.
     """
     flags = [_flags(layout, update) for update in updates()]
-    if not MIN_SUMMED <= len(flags) <= MAX_SUMMED:
-        raise StateError(f"a secure sum takes {MIN_SUMMED} to {MAX_SUMMED} sites; this round has {len(flags)}")
+    if not MIN_SECURE_SITES <= len(flags) <= MAX_SECURE_SITES:
+        raise StateError(
+            f"a secure aggregation takes {MIN_SECURE_SITES} to {MAX_SECURE_SITES} sites; this round has {len(flags)}"
+        )
     kept, total = np.sum(flags, axis=0) >= min_contributors, np.zeros(layout.size, dtype=np.uint64)
     for update in updates():
         total += _words(layout, update, fixed_point, kept)
@@ -116,5 +118,5 @@ def _words(layout: SumLayout, update: Update, fixed_point: FixedPoint, kept: Arr
 def _named(update: Update) -> Iterator[None]:
     try:
         yield
-    except SecureSumError as error:
+    except SecureAggregationError as error:
         raise StateError(f"the update of {update.site} cannot be summed: {error}") from error

@@ -1,4 +1,4 @@
-"""What a site alone, and what a server alone, can tell of secure sums before there is one; nothing is written."""
+"""What a site alone, and a server alone, can tell of secure aggregation before there is one; nothing is written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError, PolicyViolationError, SecureSumError, StateError, count
+from protofed.common.errors import ConfigError, PolicyViolationError, SecureAggregationError, StateError, count
 from protofed.common.payload import Part, SiteId
 from protofed.common.pki import certificate
 from protofed.common.pki.identity import Identity, check_endorsement, endorsed
@@ -48,7 +48,7 @@ class SiteSums:
         """Identity, partners, endorsement, and the policy against the recipe.
 
         Raises:
-            CheckFailedError: one of them is in the way of secure sums.
+            CheckFailedError: one of them is in the way of secure aggregation.
         """
         own, partners, group, agreed = self._identity(), self._partners(), self._group(), self._agreement()
         self._check_met()
@@ -74,7 +74,7 @@ class SiteSums:
         site, public = certified.certificate.name, key.public_key().public_bytes_raw()
         try:
             check_endorsement(endorsed(certified, public), site, public, certified.authorities_pem, self.now)
-        except (ConfigError, SecureSumError) as error:
+        except (ConfigError, SecureAggregationError) as error:
             raise CheckFailedError("sum-identity-unusable", str(error)) from error
         return f"endorsed by the {certified.certificate}"
 
@@ -151,7 +151,7 @@ class SiteSums:
                 raise CheckFailedError("run-refused", f"run {recipe.name}: {error}") from error
         except (ConfigError, PolicyViolationError):
             pass  # of other rules, or no such model: `data` prepares the run, and says so
-        how = "sums updates under masks" if form is not None else "has no secure sums"
+        how = "sums updates under masks" if form is not None else "has no secure aggregation"
         return f"run {recipe.name} {how}, which policy secure = {rules.secure} allows"
 
 

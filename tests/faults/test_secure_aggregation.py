@@ -1,4 +1,4 @@
-"""Secure sums of real daemons over mutual TLS, killed and cut off: the state of a simulation, bit for bit."""
+"""Secure aggregation of real daemons over mutual TLS, killed and cut off: the state of a simulation, bit for bit."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_row_76_two_dropouts_at_different_steps_give_the_sum_of_a_simulation(
     trainer(here, "site-4")
     ended_like(here, undisturbed(here.recipe))
     first, second, *_ = rounds(here)
-    assert "share of the secure sum: 4 of 5 sites, 0 in whole groups, 5 are needed" in str(first.abandoned)
+    assert "share of the secure aggregation: 4 of 5 sites, 0 in whole groups, 5 are needed" in str(first.abandoned)
     assert (second.round, second.attempt, second.complete) == (1, 2, True)
     with here.ledger() as ledger:
         tasks = ledger.tasks(here.recipe.name, 1, 2)
@@ -129,7 +129,7 @@ def test_row_76_a_site_killed_at_every_step_sends_the_same_again(
             trainer(here, site, f"{place}=kill" if place else "")
     assert sorted(kills) == sorted(failpoint.SUMS)
     ended_like(here, undisturbed(here.recipe))
-    assert [(row.round, row.attempt) for row in rounds(here)] == [(1, 1), (2, 1)]  # none was begun anew
+    assert [(row.round, row.attempt) for row in rounds(here)] == [(1, 1), (2, 1)]  # none was started anew
 
 
 def test_row_76_a_server_killed_around_every_step_asks_the_same_again(

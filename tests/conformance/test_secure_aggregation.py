@@ -1,4 +1,4 @@
-"""Every method with a linear form, simulated under secure sums: it learns, repeats bit for bit and can be verified."""
+"""Every method with a linear form under simulated secure aggregation: it learns, repeats and can be verified."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_it_learns_as_without_and_every_state_comes_out_again(method: dict[str, 
             states.append(published.state)
             single, sums = running.ledger.scores(recipe.name), running.ledger.score_sums(recipe.name)
             scores.append(spreads(single.get(recipe.rounds, {}), sums.get(recipe.rounds, {})))
-    # But of class models, which without secure sums may be kept as the sites' own.
+    # But of class models, which without secure aggregation may be kept as the sites' own.
     if Part.CLASS_MODELS not in states[0] or describe(states[0]) == describe(states[1]):
         np.testing.assert_allclose(numbers(states[0]), numbers(states[1]), rtol=0, atol=1e-3)
     assert scores[0].keys() - {"loss"} == scores[1].keys()

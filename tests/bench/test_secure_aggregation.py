@@ -1,9 +1,9 @@
-"""What `make bench` measures of a secure sum is a whole one."""
+"""What `make bench` measures of a secure aggregation is a whole one."""
 
 from __future__ import annotations
 
 import numpy as np
-from tests.bench.secure_sums import OF_GOALS, STEPS, _sum, of_server, of_site
+from tests.bench.secure_aggregation import OF_GOALS, STEPS, _sum, of_server, of_site
 
 from protofed.common.payload import Part, Update, describe
 from protofed.common.secure_aggregation.linear_form import SumForm, SumLayout

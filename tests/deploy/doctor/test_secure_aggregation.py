@@ -1,4 +1,4 @@
-"""What the doctors see of secure sums: a site's identity, pins and policy, and too few sites; each is provoked."""
+"""What the doctors see of secure aggregation: identity, pins and policy, and too few sites; each is provoked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from protofed.common.pki import certificate
 from protofed.common.pki.identity import Identity, Party, read_identity
 from protofed.deploy import shipped
 from protofed.deploy.doctor.checks import CheckFailedError
-from protofed.deploy.doctor.secure_sums import ALONE, SiteSums, dropouts, server_message
+from protofed.deploy.doctor.secure_aggregation import ALONE, SiteSums, dropouts, server_message
 
 SECURE = shipped.recipe("digits-fednh-secure")
 PLAIN = shipped.recipe("digits-fednh")

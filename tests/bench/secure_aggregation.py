@@ -1,4 +1,4 @@
-"""What a secure sum costs: a site's processor by step, its bytes, and the server's opening of the sum.
+"""What a secure aggregation costs: a site's processor by step, its bytes, and the server's opening of the sum.
 
 Beside the masks stands ChaCha20 alone, over as many bytes as there are masks: no mask of 64-bit words takes less.
 """
@@ -29,7 +29,7 @@ from protofed.common.codec import digest
 from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.payload import Array, Part, Payload, SiteId, Update, describe
 from protofed.common.process import keep_memory
-from protofed.common.protocol.messages import Subject, TaskKind
+from protofed.common.protocol.messages import SumOf, TaskKind
 from protofed.common.secure_aggregation import masking
 from protofed.common.secure_aggregation.groups import alone
 from protofed.common.secure_aggregation.keys import SumContext, Vector
@@ -48,7 +48,7 @@ MODELS = {  # millions of parameters -> a model, and what it is given
     "1 M": (NamedOptions.model_validate({"name": "mlp", "hidden": [960]}), Input(shape=(1, 32, 32))),
     "11 M": (NamedOptions(name="resnet18"), Input(shape=(3, 32, 32))),
 }
-CONTEXT = SumContext("bench", 3, 1, Subject.UPDATE, digest(b"recipe"), digest(b"base"), (Vector.VALUES,))
+CONTEXT = SumContext("bench", 3, 1, SumOf.UPDATE, digest(b"recipe"), digest(b"base"), (Vector.VALUES,))
 
 
 def rows() -> Iterator[Row]:
@@ -60,8 +60,8 @@ def rows() -> Iterator[Row]:
         update = Update("site-01", {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)})
         layout = SumLayout.of(SumForm((Part.BODY, Part.HEAD)), describe(update.payload), update.payload)
         for count in SITES:
-            yield from of_site(f"secure sum, {size} × {count}", update, layout, count)
-        yield from of_server(f"secure sum, {size} × {OF_GOALS}", layout.size)
+            yield from of_site(f"secure aggregation, {size} × {count}", update, layout, count)
+        yield from of_server(f"secure aggregation, {size} × {OF_GOALS}", layout.size)
 
 
 # A site
@@ -105,8 +105,8 @@ def _sum(update: Update, layout: SumLayout, count: int) -> _Part:
     names = [f"site-{number:02}" for number in range(1, count + 1)]
     part, server, one = _Part(), SumServer(CONTEXT, alone(names)), np.ones(1, np.uint64)
 
-    def begun(site: SiteId) -> Answer:
-        session = steps.begun(CONTEXT, layout, site, identity_of(site), b"")
+    def started(site: SiteId) -> Answer:
+        session = steps.started(CONTEXT, layout, site, identity_of(site), b"")
         return session, steps.advertise(session)
 
     def worked(step: TaskKind, session: Session, blob: bytes) -> Answer:
@@ -135,7 +135,7 @@ def _sum(update: Update, layout: SumLayout, count: int) -> _Part:
         server.take(step, site, b"" if step is TaskKind.MASK else data)
         return session
 
-    sessions = {site: answered(TaskKind.FIT, site, partial(begun, site)) for site in names}
+    sessions = {site: answered(TaskKind.FIT, site, partial(started, site)) for site in names}
     for step in STEPS[1:]:
         blobs = {site: server.blob(step, site) for site in names}
         part.received += len(blobs[names[0]])
