@@ -22,7 +22,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.monitoring import Metric
 from protofed.common.payload import SiteId
 from protofed.common.pki.identity import LiveIdentity
-from protofed.common.protocol.messages import PROTOCOL_VERSION, SUM_STEPS, Activity, SumOf, TaskKind
+from protofed.common.protocol.messages import PROTOCOL_VERSION, SUM_STEPS, Activity, Progress, SumOf, TaskKind
 from protofed.common.protocol.scores import spreads
 from protofed.common.version import VERSION
 from protofed.server import metrics
@@ -108,23 +108,24 @@ class StateCollector(Collector):
     def _ledger(self, sources: CollectorSources) -> Families:
         """The queue, and the newest round, state and scores of the active run or else of the run that ended last."""
         current, rows = sources.runs.current, sources.records.runs()
-        statuses = [_status(row, None if current is None else current.name) for row in rows]
+        name = None if current is None else current.name
+        statuses = [_status(row, name) for row in rows]
         yield metrics.RUNS.family({(status,): statuses.count(status) for status in STATUSES})
-        active = [row for row in rows if current is not None and row.run == current.name]
-        ended = sorted((row for row in rows if row.ended_at is not None), key=lambda row: row.ended_at or 0)
-        if not (chosen := active or ended[-1:]):
+        shown = [row for row in rows if row.run == name or row.ended_at is not None]
+        if not shown:
             return
-        (row,) = chosen
-        newest = sources.records.newest(row.run)
+        row = max(shown, key=lambda row: (row.run == name, row.ended_at or 0))
+        newest, active = sources.records.newest(row.run), current if row.run == name else None
         if row.ended_at is not None:
             yield _one_hot(metrics.PHASE, row.run, "finished", phases.PHASES)
             yield _waiting(row.run, None)
             yield metrics.ROUND.family({(row.run,): newest.round if newest else 0})
             yield from _recipe(recipe_of(row))
         if newest is not None:
-            yield from _round(sources.records, row, newest, current)
+            yield from _round(sources.records, row, newest, active)
         yield from _state(sources.records, row.run)
-        yield _warnings(row.run, current.warnings if active and current is not None else self._ended_warnings(row))
+        yield from _scores(sources.records, row.run)
+        yield _warnings(row.run, self._ended_warnings(row) if active is None else active.warnings)
 
     def _ended_warnings(self, row: RunRow) -> list[ModelWarning]:
         """Of a run that is over: read once, since it takes all of its rounds."""
@@ -172,9 +173,9 @@ def _status(row: RunRow, current: str | None) -> str:
     return row.outcome or ("paused" if row.paused else "running" if row.run == current else "queued")
 
 
-def _round(records: LedgerReader, run: RunRow, newest: RoundRow, current: Run | None) -> Families:
-    if newest.closed_at is None and current is not None and run.run == current.name:
-        yield metrics.OPENED.family({(run.run,): current.deadline_began(newest)})
+def _round(records: LedgerReader, run: RunRow, newest: RoundRow, active: Run | None) -> Families:
+    if newest.closed_at is None and active is not None:
+        yield metrics.OPENED.family({(run.run,): active.deadline_began(newest)})
     yield metrics.QUORUM.family({(run.run,): newest.quorum})
     tasks = records.tasks(run.run, newest.round, newest.attempt)
     statuses = [task.task_status for task in tasks if task.asks_for_update]
@@ -184,7 +185,7 @@ def _round(records: LedgerReader, run: RunRow, newest: RoundRow, current: Run | 
 
 
 def _state(records: LedgerReader, run: str) -> Families:
-    """Age and prototypes of the newest state, and the newest scores, which may be of an earlier round."""
+    """Age and prototypes of the newest state."""
     if (published := records.newest(run, published=True)) is not None:
         tasks = records.tasks(run, published.round, published.attempt)
         used = TaskKind.AGREE, SumOf.UPDATE  # they are asked who is in the sum: those that are
@@ -200,6 +201,10 @@ def _state(records: LedgerReader, run: str) -> Families:
         for name, metric in prototypes:
             if name in published.statistics:
                 yield metric.family({(): published.statistics[name]})
+
+
+def _scores(records: LedgerReader, run: str) -> Families:
+    """The newest ones, which may be of an earlier round than the newest state."""
     if (scored := records.newest(run, scored=True)) is not None:
         by_site = records.scores(run, scored.round).get(scored.round, {})
         labelled = {site: {n: v for n, v in scores.items() if _labels(n)} for site, scores in by_site.items()}
@@ -229,20 +234,23 @@ def _sites(sources: CollectorSources) -> Families:
     """Sites of which a daemon is enrolled, or is presumed to be after a restart of the server."""
     presence = sources.presence
     ages, now = presence.ages(), time.time()
-    reported = {site: progress for site in ages if (progress := presence.progress(site)) is not None}
-    enrolled = {site for site in ages if presence.look(site) is not None}
+    work = {site: presence.progress(site) for site in ages}
     if len(ages) > MANY_SITES:
-        reported = {site: progress for site, progress in reported.items() if progress.activity is not Activity.IDLE}
-        enrolled &= reported.keys()
+        work = {site: progress for site, progress in work.items() if _activity(progress) is not Activity.IDLE}
+    reported = {site: progress for site, progress in work.items() if progress is not None}
     # A time, not an age: Prometheus computes `time() - x`, which keeps growing when scrapes fail.
     yield metrics.LAST_PROGRESS.family({(site,): now - age for site, age in ages.items()})
     yield metrics.PROGRESS.family({(site,): progress.share or 0.0 for site, progress in reported.items()})
     yield metrics.SITE_EPOCH.family({(site,): progress.epoch for site, progress in reported.items()})
-    activities = {site: reported[site].activity if site in reported else Activity.IDLE for site in enrolled}
+    activities = {site: _activity(progress) for site, progress in work.items() if presence.look(site) is not None}
     values: dict[tuple[str, ...], float] = {
         (site, label.value): float(label is activity) for site, activity in activities.items() for label in Activity
     }
     yield metrics.SITE_PHASE.family(values)
+
+
+def _activity(progress: Progress | None) -> Activity:
+    return Activity.IDLE if progress is None else progress.activity
 
 
 def _known_sites(sources: CollectorSources) -> Families:
@@ -265,8 +273,7 @@ def _site_state(presence: SitePresence, site: SiteId, stall_timeout_s: float) ->
     age_s, _ = daemon
     if age_s > stall_timeout_s:
         return "silent"
-    progress = presence.progress(site)
-    return "idle" if progress is None or progress.activity in (Activity.IDLE, Activity.FAILED) else "working"
+    return "idle" if _activity(presence.progress(site)) in (Activity.IDLE, Activity.FAILED) else "working"
 
 
 def _telemetry(sources: CollectorSources) -> Families:

@@ -25,7 +25,6 @@ from protofed.common.protocol.messages import (
     SUM_STEPS,
     PauseReason,
     TaskKind,
-    Verdict,
     score_family,
 )
 from protofed.common.protocol.scores import Spread, spreads
@@ -327,8 +326,7 @@ def _task(task: TaskRow, commits: Sequence[UpdateRow], weight_caps: Mapping[tupl
         weight_caps: by round and attempt.
     """
     most = weight_caps.get((task.round, task.attempt), math.inf)
-    accepted = [update for update in commits if update.verdict is Verdict.ACCEPTED]
-    refused = [update for update in commits if update.verdict is not Verdict.ACCEPTED]
+    accepted = [update for update in commits if update.is_accepted]
     return {
         "site": task.site,
         "kind": task.kind,
@@ -341,7 +339,7 @@ def _task(task: TaskRow, commits: Sequence[UpdateRow], weight_caps: Mapping[tupl
         "norm": accepted[0].norm if accepted else None,
         "weight_capped": any(update.counts and (update.weight or 0.0) > most for update in accepted),
         "loss": accepted[0].metrics.get("loss") if accepted else None,
-        "refused": [_refused(update) for update in refused],
+        "refused": [_refused(update) for update in commits if not update.is_accepted],
     }
 
 
@@ -471,7 +469,7 @@ def overview(ledger: LedgerReader, run: str) -> Overview | None:
         run=run,
         began=bool(rounds),
         round=number,
-        phase=row.reason or "ended" if row.ended_at else _phase(last, {task.kind for task in current}),
+        phase=_phase(row, last, {task.kind for task in current}),
         invited=len(fits),
         # A site whose update was rejected did report: the aggregation left its update out later.
         reported=sum(task.task_status in ("reported", "rejected") for task in fits),
@@ -480,21 +478,23 @@ def overview(ledger: LedgerReader, run: str) -> Overview | None:
         seconds=(row.ended_at or time.time()) - rounds[0].opened_at if rounds else 0.0,
         scores=spreads(ledger.scores(run, newest).get(newest, {}), ledger.score_sums(run, newest).get(newest, {})),
         scored_round=newest,
-        degraded=sum(r.state is not None and r.complete is False for r in rounds),
+        degraded=[outcome(r) for r in rounds].count("degraded"),
         attempts=len(history),
         abandoned=sum(r.abandoned is not None for r in history),
-        rolled_back=sum(r.rolled_back for r in history),
+        rolled_back=len(history) - len(rounds),
         ended=row.ended_at is not None,
         failed=row.failed,
     )
 
 
-def _phase(last: RoundRow | None, asked: Collection[TaskKind]) -> str:
+def _phase(run: RunRow, last: RoundRow | None, asked: Collection[TaskKind]) -> str:
     """In words.
 
     Args:
         asked: kinds of the newest attempt's tasks.
     """
+    if run.ended_at is not None:
+        return run.reason or "ended"
     if last is None:
         return "not started"  # what it waits for, the queue or sites, is not known here
     if last.state is not None:

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 import structlog
 
@@ -56,6 +56,7 @@ from protofed.server.rounds.secure_aggregation.totals import check_secure
 from protofed.server.storage.rows import RoundRow, TaskRow
 
 log = structlog.get_logger()
+P = TypeVar("P")
 
 
 class Run:
@@ -202,21 +203,17 @@ class Run:
             case phases.Open(phase):
                 self._open(phase)
             case phases.AskStep(phase, complete):
-                assert self.sums is not None  # noqa: S101  (no other run has such a phase)
-                return self.sums.ask(phase, complete=complete)
+                return _there(self.sums).ask(phase, complete=complete)
             case phases.Aggregate(phase, complete, groups):
                 if groups:
                     self._ledger.keep_groups(groups)
                 return self._started(AggregationJob(phase, complete, self.invitations.clear()))
             case phases.AskRefinement(phase):
-                assert self.refinements is not None  # noqa: S101  (no other run has such effects)
-                self.refinements.ask(phase)
+                _there(self.refinements).ask(phase)
             case phases.Recall(reason):
-                assert self.refinements is not None  # noqa: S101
-                self.refinements.recall(reason)
+                _there(self.refinements).recall(reason)
             case phases.Refine(phase):
-                assert self.refinements is not None  # noqa: S101
-                return self._started(self.refinements.job(phase))
+                return self._started(_there(self.refinements).job(phase))
             case phases.Abandon(round_, attempt, reason):
                 self._ledger.abandon(self.name, round_, attempt, reason, self.invitations.clear())
                 log.warning("round abandoned", run=self.name, round=round_, attempt=attempt, reason=reason)
@@ -492,8 +489,10 @@ class Run:
         if run.outcome is not None:
             self._ended_with = states[-1] if states else None  # decoded on demand: most ended runs are only looked at
             return phases.FinishedPhase(run.reason or "", run.outcome)
-        if not rounds:
-            return phases.Idle(0)
+        return self._resumed(rounds, states) if rounds else phases.Idle(0)
+
+    def _resumed(self, rounds: Sequence[RoundRow], states: Sequence[Digest]) -> phases.Phase:
+        """Where the newest attempt of a run that goes on has got to."""
         self._published = self.publisher.restore(states[-1]) if states else None
         last = rounds[-1]
         if self.refinements is not None and last.aggregate is not None and last.state is None:
@@ -512,6 +511,12 @@ class Run:
 
     def _grouped(self, phase: phases.Phase) -> phases.Phase:
         return phase if self._rules.grouping is None else grouped(phase, self._groups, self._rules.grouping)
+
+
+def _there(part: P | None) -> P:
+    """What the effects of a phase need: no run without it has such phases."""
+    assert part is not None  # noqa: S101
+    return part
 
 
 def count(
@@ -547,8 +552,6 @@ def count(
             reported = before.reported | _arrived(before.cohort, event)
             if abandoned and len(reported) >= before.quorum and before.required <= reported:
                 metrics.sum_abandoned(TaskKind.FIT, SumFailure.TOO_FEW)
-        case _:
-            pass
 
 
 def _dropouts(before: phases.Summing, event: phases.Event, after: phases.Phase) -> Sites:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from sqlalchemy import Column, Connection, Engine, MetaData, String, Table, create_engine, event, inspect
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.pool import StaticPool
 
 from protofed.common.errors import ConfigError, DiskFailureError, OutOfSpaceError, StateError
 from protofed.common.storage import files
@@ -119,10 +121,40 @@ def open_ledger(url: str) -> Engine:
 def writer(engine: Engine) -> Engine:
     """The engine of `open_ledger` for transactions that write: what one reads, no other one changes before it ends.
 
-    One that only reads is `engine.connect()`: it waits for no writer and none waits for it, however long it takes. In
-    memory there is one connection: a thread waits until another one has ended its transaction.
+    One that only reads is `engine.connect()`: it waits for no writer and none waits for it, however long it takes.
     """
     return engine.execution_options(**{_WRITES: True})
+
+
+Transaction = Callable[[], AbstractContextManager[Connection]]
+
+
+class _Shared:
+    """The one connection of a ledger in memory: a thread waits until another one has ended its transaction."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._connection, self._turn = engine.connect(), Lock()
+
+    def __enter__(self) -> Connection:
+        self._turn.acquire()
+        return self._connection
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        try:
+            if error is None:
+                self._connection.commit()
+            else:
+                self._connection.rollback()
+        finally:
+            self._turn.release()
+
+
+def transactions(engine: Engine) -> tuple[Transaction, Transaction]:
+    """What begins a transaction that reads, and one that writes, on the engine of `open_ledger`."""
+    if engine.dialect.name == "sqlite" and _file(engine.url) is None:
+        shared = _Shared(engine)
+        return (lambda: shared), (lambda: shared)
+    return engine.connect, writer(engine).begin
 
 
 def open_engine(url: str, *, still: bool = False) -> Engine:
@@ -159,8 +191,7 @@ def _engine(url: str, *, looking: bool = False, still: bool = False) -> Engine:
             raise ConfigError(f"a ledger is kept in SQLite or PostgreSQL, not in {parsed.get_backend_name()}")
         file = _file(parsed)
         if file is None:
-            alone = {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0}
-            return create_engine(parsed, **alone, connect_args={"check_same_thread": False})
+            return create_engine(parsed, poolclass=StaticPool, connect_args={"check_same_thread": False})
         return create_engine(parsed, creator=lambda: _looking(file, still)) if looking else create_engine(parsed)
     except ImportError as error:
         raise ConfigError(f"the database's driver is missing ({error}): {install_hint('postgres')}") from error

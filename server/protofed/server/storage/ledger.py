@@ -18,14 +18,12 @@ from protofed.common.protocol.messages import Receipt, Scores, SumOf, TaskKind, 
 from protofed.common.protocol.scores import Spread
 from protofed.common.secure_aggregation.groups import Group, Groups
 from protofed.server.storage import schema as db
-from protofed.server.storage.database import IN_MEMORY, open_ledger, state_error, writer
-from protofed.server.storage.reader import LedgerReader, here
-from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, TaskRow, UpdateRow
+from protofed.server.storage.database import IN_MEMORY, open_ledger, state_error, transactions
+from protofed.server.storage.reader import OF_ATTEMPT, LedgerReader, here, round_row
+from protofed.server.storage.rows import OPEN, CertificateRow, InterventionRow, RoundRow, TaskRow, UpdateRow
 from protofed.server.verdicts import ROLLED_BACK, RUN_ENDED, Rejection, RoundOutcome
 
-OPEN = ("invited", "started")
 TASK_COLUMNS = [field.name for field in fields(TaskRow)]
-OF_ATTEMPT = ("run", "round", "attempt")
 # What is written in every round is built once, like the queries of `reader`; columns without a value here are set
 # from the parameters of their names.
 _STILL_OPEN = or_(*(db.tasks.c.task_status == status for status in OPEN))  # many sites at once take no IN
@@ -36,7 +34,7 @@ _COUNT_AGGREGATION = (
     .where(here(db.rounds, *OF_ATTEMPT))
     .values(aggregations=db.rounds.c.aggregations + bindparam("by"))
 )
-_AGGREGATIONS = select(db.rounds.c.aggregations).where(here(db.rounds, *OF_ATTEMPT))  # SQLite before 3.35: no RETURNING
+_THE_ATTEMPT = select(db.rounds).where(here(db.rounds, *OF_ATTEMPT))  # SQLite before 3.35 knows no RETURNING
 _ATTEMPT = update(db.rounds).where(here(db.rounds, *OF_ATTEMPT))
 _OPEN_OF_ATTEMPT = update(db.tasks).where(here(db.tasks, *OF_ATTEMPT), _STILL_OPEN)
 _OPEN_OF_SITE = update(db.tasks).where(here(db.tasks, *OF_ATTEMPT, "site"), _STILL_OPEN)
@@ -44,7 +42,7 @@ _OPEN_OF_SUM = update(db.tasks).where(here(db.tasks, *OF_ATTEMPT, "sum_of"), _ST
 _OPEN_OF_SITE_AND_SUM = update(db.tasks).where(here(db.tasks, *OF_ATTEMPT, "site", "sum_of"), _STILL_OPEN)
 _OPEN_TASK = update(db.tasks).where(here(db.tasks, "task_id"), _STILL_OPEN)
 _TASK = update(db.tasks).where(here(db.tasks, "task_id"))
-_REPORTED = _TASK.values(task_status="reported")
+_REPORTED = _TASK.where(db.tasks.c.task_status != "reported").values(task_status="reported")
 _SCORED = update(db.rounds).where(here(db.rounds, "run", "round"), db.rounds.c.state.is_not(None)).values(scored=True)
 _OPEN_OF_SCORES = (
     update(db.tasks)
@@ -77,7 +75,7 @@ class Ledger(LedgerReader):
 
     def __init__(self, url: str = IN_MEMORY) -> None:
         self._engine = open_ledger(url)
-        self._writer = writer(self._engine)
+        self._reading, self._writing = transactions(self._engine)
         self._unwritten: list[tuple[str, Mapping[str, Any]]] = []
 
     def check(self) -> None:
@@ -224,11 +222,11 @@ class Ledger(LedgerReader):
             connection.execute(_NEW_ROUND, {**values, "opened_at": time.time()})
             connection.execute(_NEW_TASK, [_columns(task) for task in tasks])
 
-    def count_aggregation(self, run: str, round: int, attempt: int, by: int = 1) -> int:
-        """Note that the aggregation of an attempt is started (1), or has ended no process (-1); how many then count."""
+    def count_aggregation(self, run: str, round: int, attempt: int, by: int = 1) -> RoundRow:
+        """Note that the aggregation of an attempt is started (1), or has ended no process (-1); the attempt then."""
         with self._write() as connection:
             connection.execute(_COUNT_AGGREGATION, {**_attempt(run, round, attempt), "by": by})
-            return int(connection.execute(_AGGREGATIONS, _attempt(run, round, attempt)).scalar_one())
+            return round_row(connection.execute(_THE_ATTEMPT, _attempt(run, round, attempt)).one())
 
     def keep_aggregate(
         self,
@@ -413,7 +411,7 @@ class Ledger(LedgerReader):
     def _write(self) -> Iterator[Connection]:
         self.settle_promises()
         try:
-            with self._writer.begin() as connection:
+            with self._writing() as connection:
                 yield connection
         except SQLAlchemyError as error:
             raise state_error(error) from error
@@ -451,7 +449,11 @@ def _write_verdicts(connection: Connection, rows: Sequence[UpdateRow]) -> tuple[
         StateError: another update for the same invitation counts already.
     """
     accepted = [row.task.task_id for row in rows if row.is_accepted]
-    counted = {row.task_id: row for row in connection.execute(_RECEIPTS, {"task_ids": accepted})} if accepted else {}
+    counted: dict[str, Any] = {}
+    if accepted:
+        reported = connection.execute(_REPORTED, [{"of_task_id": task_id} for task_id in accepted])
+        if reported.rowcount != len(accepted):  # or the driver does not count: some of them may count already
+            counted = {row.task_id: row for row in connection.execute(_RECEIPTS, {"task_ids": accepted})}
     new, receipts = [], []
     for row in rows:
         known = counted.get(row.task.task_id) if row.is_accepted else None
@@ -464,8 +466,6 @@ def _write_verdicts(connection: Connection, rows: Sequence[UpdateRow]) -> tuple[
             receipts.append(Receipt(Verdict.ACCEPTED, known.reason, known.digest, known.record_hash))
     if new:
         connection.execute(_NEW_UPDATE, [{**_promised(row), **_taken(row)} for row in new])
-    if done := [{"of_task_id": task_id} for task_id in accepted if task_id not in counted]:
-        connection.execute(_REPORTED, done)
     return new, receipts
 
 

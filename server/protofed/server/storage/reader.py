@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
-    Engine,
     Integer,
     Row,
     Select,
@@ -29,10 +29,11 @@ from protofed.common.protocol.messages import TRAININGS, SumOf, TaskKind, Verdic
 from protofed.common.protocol.scores import Spread
 from protofed.common.secure_aggregation.groups import Groups, in_order
 from protofed.server.storage import schema as db
-from protofed.server.storage.database import open_engine, state_error
+from protofed.server.storage.database import Transaction, open_engine, state_error
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow
 from protofed.server.verdicts import BLOB_KEPT, RoundOutcome
 
+OF_ATTEMPT = ("run", "round", "attempt")
 MAX_INTEGER = 2**31 - 1  # that an integer of the database holds
 
 
@@ -66,11 +67,6 @@ _STATE = (
     .order_by(db.rounds.c.attempt.desc())
     .limit(1)
 )
-_STATES = (
-    select(db.rounds.c.state)
-    .where(here(db.rounds, "run"), db.rounds.c.state.in_(bindparam("among", expanding=True)))
-    .distinct()
-)
 _NEWEST_ATTEMPT = select(func.max(db.rounds.c.attempt)).where(here(db.rounds, "run", "round"))
 _TASK = select(db.tasks).where(here(db.tasks, "task_id"))
 _TASKS = (
@@ -78,15 +74,23 @@ _TASKS = (
     .where(_in_attempts(db.tasks))
     .order_by(db.tasks.c.round, db.tasks.c.attempt, db.tasks.c.site, db.tasks.c.kind)
 )
+_UPDATE = [db.updates.c[field.name] for field in fields(UpdateRow) if field.name != "task"]
 _UPDATES = (
-    select(db.updates)
+    select(*db.tasks.c, *_UPDATE)
+    .join(db.updates, db.updates.c.task_id == db.tasks.c.task_id)
     .where(_in_attempts(db.updates))
     .order_by(db.updates.c.round, db.updates.c.attempt, db.updates.c.site, db.updates.c.id)
 )
-_OF_TASK = select(db.updates).where(here(db.updates, "task_id"))
+KIND, SUBJECT = (db.tasks.c.keys().index(name) for name in ("kind", "sum_of"))
+_OF_TASKS, _OF_UPDATE = slice(len(db.tasks.c)), slice(len(db.tasks.c), None)
+_OF_TASK = select(*_UPDATE).where(here(db.updates, "task_id"))
 _ACCEPTED_OF_TASK = _OF_TASK.where(_ACCEPTED)
 _JUDGED = _OF_TASK.where(here(db.updates, "digest")).order_by(db.updates.c.id.desc()).limit(1)
-_REFUSED = select(func.count()).where(here(db.updates, "task_id"), ~_ACCEPTED)
+_REFUSALS = (
+    select(db.updates.c.task_id, func.count().label("refused"))
+    .where(here(db.updates, *OF_ATTEMPT), ~_ACCEPTED)
+    .group_by(db.updates.c.task_id)
+)
 _LAST_WEIGHT = (
     select(db.updates.c.weight)
     .where(here(db.updates, "run", "site"), _ACCEPTED, db.updates.c.weight.is_not(None))
@@ -154,6 +158,28 @@ SEALED: Sequence[Select[Any]] = (  # what must never be lost; of each, one colum
 )
 
 
+def _of_kept_rounds(table: Table, *columns: Any) -> Select[Any]:
+    """Of a table of scores, what a run has that was not rolled back."""
+    same = [db.rounds.c[name] == table.c[name] for name in OF_ATTEMPT]
+    return (
+        select(*columns)
+        .select_from(table.outerjoin(db.rounds, and_(*same)))
+        .where(here(table, "run"), db.rounds.c.rolled_back.is_not(True))
+    )
+
+
+def _scores(table: Table, *columns: str) -> tuple[Select[Any], Select[Any]]:
+    """All scores of some rounds, in order, and those of some names."""
+    query = _of_kept_rounds(table, *(table.c[name] for name in columns)).where(_in_rounds(table))
+    every = query.order_by(*(table.c[name] for name in columns if name in ("round", "site", "name")))
+    return every, every.where(table.c.name.in_(bindparam("names", expanding=True)))
+
+
+_SCORES = _scores(db.scores, "round", "site", "name", "value")
+_SCORE_SUMS = _scores(db.score_sums, "round", "name", "mean", "sites")
+_SCORED_ROUND = [_of_kept_rounds(table, func.max(table.c.round)) for table in (db.scores, db.score_sums)]
+
+
 def query_of_groups(at: float | None = None) -> Select[Any]:
     """For the rows of groups as they were at a time, in Unix time; None: as they are now."""
     formed, dissolved = db.sum_groups.c.formed_at, db.sum_groups.c.dissolved_at
@@ -174,7 +200,8 @@ class LedgerReader:
     """
 
     def __init__(self, url: str) -> None:
-        self._engine: Engine = open_engine(url)
+        self._engine = open_engine(url)
+        self._reading: Transaction = self._engine.connect
 
     def close(self) -> None:
         """Release the database."""
@@ -219,7 +246,7 @@ class LedgerReader:
     def rounds(self, run: str, *, rolled_back: bool = False, since: int = 0) -> list[RoundRow]:
         """The attempts of a run, in order, from a round on; on demand also those that were rolled back."""
         query = _ROUNDS if rolled_back else _KEPT_ROUNDS
-        return [_round(row) for row in self._read(query, of_run=run, since=since)]
+        return [round_row(row) for row in self._read(query, of_run=run, since=since)]
 
     def newest(self, run: str, *, published: bool = False, scored: bool = False) -> RoundRow | None:
         """The newest attempt of a run that was not rolled back; the newest that published, or was scored, on demand."""
@@ -229,16 +256,12 @@ class LedgerReader:
         if scored:
             query = query.where(db.rounds.c.scored)
         rows = self._read(query.order_by(db.rounds.c.round.desc(), db.rounds.c.attempt.desc()).limit(1))
-        return _round(rows[0]) if rows else None
+        return round_row(rows[0]) if rows else None
 
     def state(self, run: str, round: int) -> Digest | None:
         """The state that a round published, unless it was rolled back."""
         rows = self._read(_STATE, of_run=run, of_round=round)
         return Digest(rows[0].state) if rows else None
-
-    def states(self, run: str, among: Collection[Digest]) -> set[Digest]:
-        """Those of these digests that are states of a run's rounds, the rolled back ones too."""
-        return {Digest(row.state) for row in self._read(_STATES, of_run=run, among=sorted(among))}
 
     def newest_attempt(self, run: str, round: int) -> int:
         """Number of the last attempt at a round, rolled back or not; 0: there was none."""
@@ -284,13 +307,14 @@ class LedgerReader:
 
     def updates(self, run: str, round: int | range | None = None, attempt: int | None = None) -> list[UpdateRow]:
         """All commits of a run (of a round or some, of one attempt) by rounds and sites, the refused ones too."""
-        tasks = {task.task_id: task for task in self.tasks(run, round, attempt)}
         rows = self._read(_UPDATES, of_run=run, **_span(round), **_attempts(attempt))
-        return [_update(row, tasks[row.task_id]) for row in rows]
+        return [_update(row[_OF_UPDATE], _task(row[_OF_TASKS])) for row in rows]
 
-    def refused(self, task_id: str) -> int:
-        """How many updates were refused for an invitation."""
-        return int(self._read(_REFUSED, of_task_id=task_id)[0][0])
+    def refusals(self, run: str, round: int, attempt: int) -> Mapping[str, int]:
+        """By task id, how many updates were refused for an attempt's invitations; those without one are left out."""
+        return {
+            row.task_id: row.refused for row in self._read(_REFUSALS, of_run=run, of_round=round, of_attempt=attempt)
+        }
 
     def last_weight(self, run: str, site: SiteId) -> float | None:
         """The example count that a site told with its newest accepted update of a run."""
@@ -316,11 +340,7 @@ class LedgerReader:
 
     def scored_round(self, run: str) -> int:
         """The newest round with scores that was not rolled back; 0: none."""
-        newest = [
-            self._read(self._scores_of(run, table).with_only_columns(func.max(table.c.round)))[0][0] or 0
-            for table in (db.scores, db.score_sums)
-        ]
-        return int(max(newest))
+        return int(max(self._read(query, of_run=run)[0][0] or 0 for query in _SCORED_ROUND))
 
     def scored_rounds(self, run: str) -> list[int]:
         """All rounds with scores, but those that were rolled back, in order."""
@@ -338,25 +358,27 @@ class LedgerReader:
         self, run: str, round: int | range | None = None, names: Collection[str] | None = None
     ) -> dict[int, dict[SiteId, dict[str, float]]]:
         """Scores by round (or of one, or some), site and name (or some); not of rounds that were rolled back."""
-        query = _of_rounds(self._scores_of(run, db.scores), db.scores, round)
-        if names is not None:
-            query = query.where(db.scores.c.name.in_(names))
-        table: dict[int, dict[SiteId, dict[str, float]]] = {}
-        for row in self._read(query.order_by(db.scores.c.round, db.scores.c.site, db.scores.c.name)):
-            table.setdefault(row.round, {}).setdefault(row.site, {})[row.name] = row.value
-        return table
+        found: dict[int, dict[SiteId, dict[str, float]]] = {}
+        for number, site, name, value in self._read_scores(_SCORES, run, round, names):
+            found.setdefault(number, {}).setdefault(site, {})[name] = value
+        return found
 
     def score_sums(
         self, run: str, round: int | range | None = None, names: Collection[str] | None = None
     ) -> dict[int, dict[str, Spread]]:
         """What secure aggregation says of own scores, by round (or one, or some) and name (or some); as `scores`."""
-        query = _of_rounds(self._scores_of(run, db.score_sums), db.score_sums, round)
-        if names is not None:
-            query = query.where(db.score_sums.c.name.in_(names))
         found: dict[int, dict[str, Spread]] = {}
-        for row in self._read(query.order_by(db.score_sums.c.round, db.score_sums.c.name)):
-            found.setdefault(row.round, {})[row.name] = Spread(row.mean, None, None, row.sites)
+        for number, name, mean, sites in self._read_scores(_SCORE_SUMS, run, round, names):
+            found.setdefault(number, {})[name] = Spread(mean, None, None, sites)
         return found
+
+    def _read_scores(
+        self, queries: Sequence[Select[Any]], run: str, round: int | range | None, names: Collection[str] | None
+    ) -> Sequence[Any]:
+        every, named = queries
+        if names is None:
+            return self._read(every, of_run=run, **_span(round))
+        return self._read(named, of_run=run, **_span(round), names=sorted(names))
 
     def contributors(self, run: str, rounds: range) -> frozenset[SiteId]:
         """The sites of which an update of these rounds was accepted."""
@@ -364,12 +386,6 @@ class LedgerReader:
         query = select(updates.site).where(updates.run == run, updates.verdict == Verdict.ACCEPTED).distinct()
         found = self._read(query.where(updates.round >= rounds.start, updates.round < rounds.stop))
         return frozenset(row.site for row in found)
-
-    def _scores_of(self, run: str, table: Table) -> Any:
-        """All scores of a run, or sums of them, that were not rolled back."""
-        same = [db.rounds.c[name] == table.c[name] for name in ("run", "round", "attempt")]
-        kept = db.rounds.c.rolled_back.is_not(True)
-        return select(table).outerjoin(db.rounds, and_(*same)).where(table.c.run == run, kept)
 
     def sealed(self) -> set[str]:
         """What must never be lost: seals of accepted updates, digests of published states, revoked certificates."""
@@ -387,8 +403,8 @@ class LedgerReader:
             queries = [query.where(here) for query, here in zip(queries, found, strict=True)]
         return {Digest(row[0]) for query in queries for row in self._read(query)}
 
-    def referenced(self, run: str, since: int, former: Collection[int] = ()) -> tuple[set[Digest], set[Digest]]:
-        """Digests that rounds before `since` name, and those that are needed (states, bases, updates).
+    def referenced(self, run: str, since: int, former: Collection[int] = ()) -> tuple[dict[Digest, bool], set[Digest]]:
+        """Digests that rounds before `since` name, each with whether it is a state, and those that are needed.
 
         Needed are those that later rounds name, the state that round `since` was made from, without which it could not
         be verified, and the newest state of every other run: runs of one seed begin with the same bytes.
@@ -397,11 +413,13 @@ class LedgerReader:
             former: rounds before `since` that were kept longer than others, as `made_of` says.
         """
         longer = sorted({*former, *(number - 1 for number in former)})
-        before: set[Digest] = set()
-        needed: set[Digest] = set()
+        before = dict[Digest, bool]()
+        needed = set[Digest]()
         for row in self._read(_NAMED_BY_ROUNDS, of_run=run, since=since - 2, longer=longer):
-            keeps = row.round >= since or (row.is_state and row.round == since - 1)
-            (needed if keeps else before).add(Digest(row.digest))
+            if row.round >= since or (row.is_state and row.round == since - 1):
+                needed.add(Digest(row.digest))
+            else:
+                before[row.digest] = row.is_state or before.get(row.digest, False)
         return before, needed | {Digest(row.state) for row in self._read(_NEWEST_OF_OTHERS, of_run=run)}
 
     def made_of(self, run: str, round: int) -> set[Digest]:
@@ -414,16 +432,10 @@ class LedgerReader:
 
     def _read(self, query: Any, **values: Any) -> Sequence[Row[Any]]:
         try:
-            with self._engine.connect() as connection:
+            with self._reading() as connection:
                 return connection.execute(query, values).all()
         except SQLAlchemyError as error:
             raise state_error(error) from error
-
-
-def _of_rounds(query: Any, table: Any, round: int | range | None) -> Any:
-    if isinstance(round, range):
-        return query.where(table.c.round >= round.start, table.c.round < round.stop)
-    return query if round is None else query.where(table.c.round == round)
 
 
 def _span(round: int | range | None) -> dict[str, int]:
@@ -444,25 +456,19 @@ def _run(row: Row[Any]) -> RunRow:
     return RunRow(**{**row._mapping, "outcome": None if row.outcome is None else RoundOutcome(row.outcome)})
 
 
-def _round(row: Row[Any]) -> RoundRow:
+def round_row(row: Row[Any]) -> RoundRow:
+    """An attempt, of all columns of its table."""
     return RoundRow(**{**row._mapping, "statistics": row.statistics or {}})
 
 
-def _task(row: Row[Any]) -> TaskRow:
-    sum_of = None if row.sum_of is None else SumOf(row.sum_of)
-    return TaskRow(**{**row._mapping, "kind": TaskKind(row.kind), "sum_of": sum_of})
+def _task(columns: Sequence[Any]) -> TaskRow:
+    """Of the columns of the table, which are in the order of the row's fields."""
+    values = list(columns)
+    values[KIND] = TaskKind(values[KIND])
+    values[SUBJECT] = None if values[SUBJECT] is None else SumOf(values[SUBJECT])
+    return TaskRow(*values)
 
 
-def _update(row: Row[Any], task: TaskRow) -> UpdateRow:
-    return UpdateRow(
-        task,
-        Verdict(row.verdict),
-        row.reason,
-        row.digest,
-        row.bytes,
-        row.metrics,
-        row.weight,
-        row.code,
-        row.norm,
-        row.rejected,
-    )
+def _update(columns: Sequence[Any], task: TaskRow) -> UpdateRow:
+    verdict, *rest = columns
+    return UpdateRow(task, Verdict(verdict), *rest)

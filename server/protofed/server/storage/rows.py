@@ -13,6 +13,8 @@ from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TRAININGS, Receipt, SumOf, TaskKind, Verdict
 from protofed.server.verdicts import RoundOutcome
 
+OPEN = ("invited", "started")  # statuses of invitations that a site may still answer
+
 
 @dataclass(frozen=True)
 class TaskRow:
@@ -54,7 +56,7 @@ class TaskRow:
     @property
     def is_open(self) -> bool:
         """Whether the site may still answer."""
-        return self.task_status in ("invited", "started")
+        return self.task_status in OPEN
 
 
 @dataclass(frozen=True)

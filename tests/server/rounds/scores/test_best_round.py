@@ -238,7 +238,7 @@ def test_no_scores_are_read_but_those_that_judge_the_rounds(make: MakeLab, monke
         return scores(run, round, names)
 
     monkeypatch.setattr(lab.ledger, "scores", spy)
-    assert best_and_former(lab.ledger, lab.blobs, "test", ScoreMemory(lab.ledger, "test").ranking) == (
+    assert best_and_former(lab.ledger, lab.blobs, "test", ScoreMemory(lab.ledger, "test").ranking, None) == (
         BestRound(2, "global.accuracy", 0.75),
         {1},
     )

@@ -204,7 +204,7 @@ def test_a_round_reads_no_scores_but_its_own(make: MakeLab, monkeypatch: pytest.
         scored_round(lab, number / 10, {"global.accuracy": number / 10})
     assert asked == [3, 4, 5, 6, 7, 8]
     memory = ScoreMemory(lab.ledger, "test")
-    best, _ = best_and_former(lab.ledger, lab.blobs, "test", memory.ranking)
+    best, _ = best_and_former(lab.ledger, lab.blobs, "test", memory.ranking, None)
     every = judged_rounds(lab.ledger, "test")
     assert every is not None
     assert best == every.ranked[0]

@@ -19,7 +19,7 @@ from protofed.common.protocol.scores import Spread
 from protofed.common.secure_aggregation import score_sums
 from protofed.common.secure_aggregation.linear_form import POINT
 from protofed.common.secure_aggregation.masking import Share
-from protofed.server.monitoring.collector import _state
+from protofed.server.monitoring.collector import _scores
 from protofed.server.operator.run_record import overview, run_record
 from protofed.server.rounds.machine import phases
 from protofed.server.rounds.scores.best_round import best_kept
@@ -104,7 +104,7 @@ def test_whoever_asks_is_shown_the_sum() -> None:
     assert (best.round, best.score, best.value) == (2, NAME, MEAN)
     exported = {
         sample.labels["stat"]: sample.value
-        for family in _state(run.ledger, "test")
+        for family in _scores(run.ledger, "test")
         for sample in family.samples
         if sample.name == "protofed_score"
     }

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import structlog
 
@@ -20,7 +20,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import DiskFailureError, OutOfSpaceError, ProtofedError, SecureAggregationError, count
 from protofed.common.failpoint import reach
 from protofed.common.payload import Part, Payload, SiteId
-from protofed.common.protocol.messages import TaskKind, Verdict
+from protofed.common.protocol.messages import TaskKind
 from protofed.common.secure_aggregation.groups import Groups
 from protofed.server.method import (
     NOTHING,
@@ -46,7 +46,7 @@ from protofed.server.rounds.machine import advance, phases
 from protofed.server.rounds.machine.rules import Grouping, left_out
 from protofed.server.rounds.presence import Invitations
 from protofed.server.rounds.scores.best_round import Rankings, prune
-from protofed.server.storage.rows import UpdateRow
+from protofed.server.storage.rows import RoundRow, UpdateRow
 from protofed.server.verdicts import Rejection, RejectionCode
 
 log = structlog.get_logger()
@@ -85,12 +85,33 @@ class AggregationJob:
     statistics: Mapping[str, float] = field(default_factory=dict)
 
 
+class Choice(NamedTuple):
+    """Which of an attempt's accepted updates count.
+
+    Attributes:
+        excluded: by site, why its update does not.
+        rejected: rejected by the robust rule; a process that died there may not have got to all.
+        is_whole: no site's update was rejected.
+    """
+
+    used: list[UpdateRow]
+    excluded: dict[SiteId, str]
+    rejected: list[UpdateRow]
+    is_whole: bool
+
+
 @dataclass(frozen=True)
 class Computed:
-    """The event that a job's computation is over; `used` are the updates that it was of."""
+    """The event that a job's computation is over.
+
+    Attributes:
+        used: the updates that it was of.
+        complete: the round got all its updates, and used them.
+    """
 
     job: AggregationJob
     used: Sequence[UpdateRow]
+    complete: bool
     result: Result
 
 
@@ -117,7 +138,7 @@ class Aggregation:
         self._publisher, self._rankings = publisher, rankings
         self._context, self._ledger, self._queue = context, context.ledger, queue
         self._job: AggregationJob | None = None
-        self._noted = False
+        self._row: RoundRow | None = None  # the attempt's, once the ledger has it that its aggregation begins
         self._chosen = False  # whether this process has rejected what the robust rule rejects of this job's updates
         self._again_at: float | None = None  # waiting for space
 
@@ -133,7 +154,7 @@ class Aggregation:
 
     def begin(self, job: AggregationJob, state: Payload | None) -> Outcome | None:
         """Aggregate a round's updates on top of a state; None: the first model."""
-        self._job, self._noted, self._chosen = job, False, False
+        self._job, self._row, self._chosen = job, None, False
         return self._aggregate(state)
 
     def retry(self, state: Payload | None) -> Outcome | None:
@@ -150,57 +171,47 @@ class Aggregation:
     def _aggregate(self, state: Payload | None) -> Outcome | None:
         job = self._job
         assert job is not None  # noqa: S101  (started)
+        phase = job.phase
+        groups: Groups = ()
         try:
-            deaths = self._record_start(job.phase)
-            groups = self._ledger.groups() if self._grouping is not None else ()
-            used, excluded = self._used(job.phase, groups)
+            row = self._record_start(phase)
             if self._grouping is not None:
-                groups = self._grouping.started(groups, {row.task.site for row in used})
+                groups = self._ledger.groups()
+            chosen = self._choose(phase, groups)
         except OutOfSpaceError as error:
             self._wait(error)
             return None
-        if deaths >= self._rules.max_attempts:  # out of memory, most likely: a restart would die in it again, for ever
-            reason = f"the server died {deaths} times while it aggregated round {job.phase.round}"
+        if (deaths := row.aggregations - 1) >= self._rules.max_attempts:  # a restart would die in it again, for ever
+            reason = f"the server died {deaths} times while it aggregated round {phase.round}"
             return self._end(phases.Broken(f"{reason}; it may need more memory"))
-        # What a rule rejects did come, and the rule asks for so many that it may.
-        rejected = [] if job.phase.refines else self._rejected(job.phase)
-        came = frozenset(row.task.site for row in [*used, *rejected])
-        fewest = self._publisher.needed if job.phase.round and not job.phase.refines else 1
-        if job.phase.is_short(came) or len(came) < fewest:
-            reasons = "; ".join(f"{site}: {reason}" for site, reason in excluded.items())
-            missing = advance.missing(job.phase.required & excluded.keys())
-            needed = max(job.phase.quorum, fewest)
-            text = f"{count(len(used), 'update')} left, quorum {needed} ({reasons}){missing}"
-            return self._end(phases.Insufficient(text, self._context.clock()))
-        of_round = self._round_context(job.phase)
-        before = None if self._chosen or job.phase.refines else rejected
+        if (problem := self._too_few(phase, chosen)) is not None:
+            return self._end(phases.Insufficient(problem, self._context.clock()))
+        used = chosen.used
+        if self._grouping is not None:
+            groups = self._grouping.started(groups, {update.task.site for update in used})
+        of_round = round_context(self._recipe, row.round, row.enrolled)
+        before = None if self._chosen or phase.refines else chosen.rejected
+        complete = job.complete and chosen.is_whole
         self._context.work(
             lambda: self._computed(job, state, used, groups, of_round, before),
-            lambda result: self._queue(Computed(job, used, result)),
+            lambda result: self._queue(Computed(job, used, complete, result)),
         )
         return None
 
-    def _round_context(self, phase: phases.Aggregating) -> RoundContext:
-        rows = self._ledger.rounds(self._run, since=phase.round)
-        (row,) = (row for row in rows if (row.round, row.attempt) == (phase.round, phase.attempt))
-        return round_context(self._recipe, row.round, row.enrolled)
-
-    def _record_start(self, phase: phases.Aggregating) -> int:
-        """Record in the ledger that the aggregation begins, once until it waits; how many processes have died in it."""
-        if self._noted:
-            return 0
-        starts = self._ledger.count_aggregation(self._run, phase.round, phase.attempt)
-        self._noted = True
-        return starts - 1
+    def _record_start(self, phase: phases.Aggregating) -> RoundRow:
+        """Record in the ledger that the aggregation begins, once until it waits; the attempt's row then."""
+        if self._row is None:
+            self._row = self._ledger.count_aggregation(self._run, phase.round, phase.attempt)
+        return self._row
 
     def _survived(self) -> None:
         """Take the start back: whatever ends this process now, this aggregation does not; if it can be recorded."""
-        if self._job is None or not self._noted:
+        if self._job is None or self._row is None:
             return
         phase = self._job.phase
         with suppress(OutOfSpaceError, DiskFailureError):
             self._ledger.count_aggregation(self._run, phase.round, phase.attempt, by=-1)
-            self._noted = False
+            self._row = None
 
     def _wait(self, error: OutOfSpaceError) -> None:
         """No outcome yet: the job is started again later."""
@@ -210,34 +221,45 @@ class Aggregation:
         self._survived()
         self._again_at = self._context.clock() + PAUSE_S
 
-    def _used(self, phase: phases.Aggregating, groups: Groups) -> tuple[list[UpdateRow], dict[SiteId, str]]:
-        """The accepted updates that count, and by site the reason why another does not.
+    def _too_few(self, phase: phases.Aggregating, chosen: Choice) -> str | None:
+        """Why the updates that are left do not do; None: they do."""
+        fewest = self._publisher.needed if phase.round and not phase.refines else 1
+        # What a rule rejects did come, and the rule asks for so many that it may.
+        came = frozenset(row.task.site for row in [*chosen.used, *chosen.rejected])
+        if not phase.is_short(came) and len(came) >= fewest:
+            return None
+        reasons = "; ".join(f"{site}: {reason}" for site, reason in chosen.excluded.items())
+        missing = advance.missing(phase.required & chosen.excluded.keys())
+        return f"{count(len(chosen.used), 'update')} left, quorum {max(phase.quorum, fewest)} ({reasons}){missing}"
 
-        A function of the ledger's rows alone: a restarted server uses the same updates.
-        """
-        rows = self._ledger.updates(self._run, phase.round, phase.attempt)
-        accepted = [row for row in rows if row.verdict is Verdict.ACCEPTED]
+    def _choose(self, phase: phases.Aggregating, groups: Groups) -> Choice:
+        """A function of the ledger's rows alone: a restarted server uses the same updates."""
+        updates = self._ledger.updates(self._run, phase.round, phase.attempt)
+        accepted = [row for row in updates if row.is_accepted]
         if phase.refines:
-            return refinement(accepted)
-        norms = {row.task.site: row.norm for row in accepted if row.norm is not None}
-        if phase.round and self._rules.secure:
-            began = {row.task.site for row in accepted if row.task.asks_for_update and row.rejected is None}
-            code, unusable = RejectionCode.GROUP, left_out(groups, began, self._rules.sum_group)
-        elif phase.round:
-            code, unusable = RejectionCode.OUTLIER, outliers(norms, self._rules.outlier_factor)
-        else:
-            models = {row.task.site: row.digest for row in accepted if row.rejected is None}
-            code, unusable = RejectionCode.FIRST_MODEL, disagreeing(models, phase.quorum)
+            is_whole = all(row.counts or row.task.kind is TaskKind.REFINE for row in accepted)
+            return Choice(*refinement(accepted), [], is_whole)
+        code, unusable = self._unusable(phase, accepted, groups)
         for row in accepted:
-            if row.rejected is None and row.task.site in unusable:
+            if row.counts and row.task.site in unusable:
                 self._reject(row, Rejection(code, unusable[row.task.site]))
         excluded = {row.task.site: row.rejected for row in accepted if row.rejected is not None} | unusable
-        return [row for row in accepted if row.task.site not in excluded], excluded
+        used = [row for row in accepted if row.task.site not in excluded]
+        rejected = [row for row in accepted if row.code == RejectionCode.ROBUST]
+        return Choice(used, excluded, rejected, not excluded)
 
-    def _rejected(self, phase: phases.Aggregating) -> list[UpdateRow]:
-        """What the run's robust rule has left out of this round: a process that died there may not have got to all."""
-        rows = self._ledger.updates(self._run, phase.round, phase.attempt)
-        return [row for row in rows if row.rejected is not None and row.code == RejectionCode.ROBUST]
+    def _unusable(
+        self, phase: phases.Aggregating, accepted: Sequence[UpdateRow], groups: Groups
+    ) -> tuple[RejectionCode, dict[SiteId, str]]:
+        """The sites whose updates are rejected before the aggregation, with reasons."""
+        if not phase.round:
+            models = {row.task.site: row.digest for row in accepted if row.counts}
+            return RejectionCode.FIRST_MODEL, disagreeing(models, phase.quorum)
+        if self._rules.secure:
+            began = {row.task.site for row in accepted if row.task.asks_for_update and row.counts}
+            return RejectionCode.GROUP, left_out(groups, began, self._rules.sum_group)
+        norms = {row.task.site: row.norm for row in accepted if row.norm is not None}
+        return RejectionCode.OUTLIER, outliers(norms, self._rules.outlier_factor)
 
     def _computed(
         self,
@@ -318,44 +340,40 @@ class Aggregation:
         job, used, result = computed.job, computed.used, computed.result
         if self._job is not job:  # the operator ended the run while it was computed
             return None
-        match result:
-            case Published():
-                try:
-                    self._publish(job, result)
-                except OutOfSpaceError as error:
-                    self._wait(error)
-                    return None
-                return self._end(result)
-            case OutOfSpaceError():
-                self._wait(result)
-                return None
-            case SecureAggregationError():
-                why = f"the secure aggregation cannot be opened: {result}"
-                return self._end(phases.Insufficient(why, self._context.clock()))
-            case dict() if any(row.task.sum_of is not None for row in used):
-                reasons = "; ".join(f"{site}: {reason}" for site, reason in result.items())
-                return self._end(
-                    phases.Insufficient(f"the secure aggregation is damaged ({reasons})", self._context.clock())
-                )
-            case DiskFailureError():
-                self._survived()
-                raise result  # the server ends; another one, with a sound disk, aggregates
-            case Rejected() | dict():
-                by_rule = isinstance(result, Rejected)
-                reasons_by_site = result.reasons if isinstance(result, Rejected) else result
-                code = RejectionCode.ROBUST if by_rule else RejectionCode.UNREADABLE
-                try:
-                    for row in used:
-                        if (text := reasons_by_site.get(row.task.site)) is not None:
-                            self._reject(row, Rejection(code, text))
-                except OutOfSpaceError as error:
-                    self._wait(error)  # the same are found again
-                    return None
-                self._chosen = by_rule  # of fewer updates, the rule has to choose anew
-                return self._aggregate(state)
-            case _:
-                cause = str(result) if isinstance(result, ProtofedError) else type(result).__name__
-                return self._end(phases.Broken(f"round {job.phase.round} could not be aggregated: {cause}"))
+        try:
+            match result:
+                case Published():
+                    self._publish(job, result, complete=computed.complete)
+                    return self._end(result)
+                case OutOfSpaceError():
+                    raise result
+                case SecureAggregationError():
+                    why = f"the secure aggregation cannot be opened: {result}"
+                    return self._end(phases.Insufficient(why, self._context.clock()))
+                case dict() if any(row.task.sum_of is not None for row in used):
+                    reasons = "; ".join(f"{site}: {reason}" for site, reason in result.items())
+                    why = f"the secure aggregation is damaged ({reasons})"
+                    return self._end(phases.Insufficient(why, self._context.clock()))
+                case Rejected(by_site) | dict(by_site):
+                    self._chosen = self._leave_out(used, by_site, by_rule=isinstance(result, Rejected))
+                case DiskFailureError():
+                    self._survived()
+                    raise result  # the server ends; another one, with a sound disk, aggregates
+                case _:
+                    cause = str(result) if isinstance(result, ProtofedError) else type(result).__name__
+                    return self._end(phases.Broken(f"round {job.phase.round} could not be aggregated: {cause}"))
+        except OutOfSpaceError as error:  # the same follows again
+            self._wait(error)
+            return None
+        return self._aggregate(state)
+
+    def _leave_out(self, used: Sequence[UpdateRow], reasons: Mapping[SiteId, str], *, by_rule: bool) -> bool:
+        """Set updates aside; whether the robust rule has: it does not choose again of fewer."""
+        code = RejectionCode.ROBUST if by_rule else RejectionCode.UNREADABLE
+        for row in used:
+            if row.task.site in reasons:
+                self._reject(row, Rejection(code, reasons[row.task.site]))
+        return by_rule
 
     def _reject(self, row: UpdateRow, why: Rejection) -> None:
         task, text = row.task, why.text
@@ -367,11 +385,9 @@ class Aggregation:
         self._job = None
         return outcome
 
-    def _publish(self, job: AggregationJob, new: Published) -> None:
+    def _publish(self, job: AggregationJob, new: Published, *, complete: bool) -> None:
         """Blob first (it is durable already), ledger row second, old blobs go last: a crash between loses nothing."""
         phase, at = job.phase, (self._run, job.phase.round, job.phase.attempt)
-        left_out = [row for row in self._ledger.updates(*at) if row.rejected and row.task.kind is not TaskKind.REFINE]
-        complete = job.complete and not left_out
         reach("state-stored")
         task_status = "not-needed" if job.complete else "late"
         closed: dict[str, Any] = {"complete": complete, "task_status": task_status, "silent": job.silent}
@@ -386,7 +402,7 @@ class Aggregation:
         log.info("round published", run=self._run, round=phase.round, **fields, complete=complete)
         if self._context.keep_rounds:
             before = phase.round - self._context.keep_rounds
-            prune(self._ledger, self._context.blobs, self._run, before, self._rankings)
+            prune(self._ledger, self._context.blobs, self._run, before, self._rankings, self._rules.best_by)
         # Counted last: whatever failed above is done again, and would be counted twice.
         self._context.metrics.round_ended("committed" if complete else "degraded")
 

@@ -170,6 +170,7 @@ def _shape(spec: TensorSpec) -> str:
 log = structlog.get_logger()
 UPLOADED = (TaskKind.INITIALISE, *sorted(TRAININGS), TaskKind.SCORE_SUM, *SUM_STEPS)
 NOTHING_TO_DO = Wait(retry_after_s=1.0)
+NO_ATTEMPT = -1, -1
 MAX_REJECTED = 8  # updates for one invitation: each stays in the ledger, and a broken site must not fill the disk
 
 
@@ -210,7 +211,9 @@ class Intake:
         self._loading = threading.Lock()  # `examine` runs on several threads; a base is decoded once for all of them
         self._score_names = ScoreNames(recipe.classes, recipe.evaluation.switched_on)
         # Of the attempt, a round and its number, for which it was asked last: by site the newest round that stands.
-        self._counted: tuple[tuple[int, int], Mapping[SiteId, int]] = (-1, -1), {}
+        self._counted: tuple[tuple[int, int], Mapping[SiteId, int]] = NO_ATTEMPT, {}
+        self._refused: tuple[tuple[int, int], Mapping[str, int]] = NO_ATTEMPT, {}  # likewise, by task id
+        self._weights: dict[SiteId, float | None] = {}  # that sites told last, as far as was asked for
 
     # Tasks
 
@@ -307,7 +310,7 @@ class Intake:
             raise ProtocolError(f"the task belongs to round {row.round}, not to round {round}")
         if (settled := self._settled(row, manifest)) is not None:
             return settled
-        self._check_refusals(task_id)
+        self._check_refusals(row)
         problem = size_problem(manifest) or base_problem(base, row.base_digest)
         if problem is None and row.kind is TaskKind.INITIALISE:
             problem = first_model_problem(manifest, self._classes, self._max_model_mb)
@@ -460,7 +463,9 @@ class Intake:
     def _scalars_problem(self, row: TaskRow, metrics: Scores, weight: float | None) -> UpdateProblem | None:
         problem = scalars_problem(metrics, weight, self.expected(row))
         if problem is None and weight is not None:
-            problem = jump_problem(weight, self._ledger.last_weight(self._name, row.site))
+            if row.site not in self._weights:
+                self._weights[row.site] = self._ledger.last_weight(self._name, row.site)
+            problem = jump_problem(weight, self._weights[row.site])
         return problem
 
     def _invitation(self, site: SiteId, task_id: str, *kinds: TaskKind) -> TaskRow:
@@ -510,11 +515,17 @@ class Intake:
         known = self._ledger.judged(row, manifest.digest)
         if known is not None and known.verdict is verdict:
             return known.receipt()
-        self._check_refusals(row.task_id)
+        self._check_refusals(row)
         return None
 
-    def _check_refusals(self, task_id: str) -> None:
-        if self._ledger.refused(task_id) >= MAX_REJECTED:
+    def _refusals(self, row: TaskRow) -> int:
+        """Updates that were refused for an invitation."""
+        if self._refused[0] != (attempt := (row.round, row.attempt)):
+            self._refused = attempt, self._ledger.refusals(self._name, *attempt)
+        return self._refused[1].get(row.task_id, 0)
+
+    def _check_refusals(self, row: TaskRow) -> None:
+        if self._refusals(row) >= MAX_REJECTED:
             raise ProtocolError(
                 f"{MAX_REJECTED} updates were refused for this task; see their reasons, and this site's log"
             )
@@ -523,7 +534,7 @@ class Intake:
         """Record a refusal. A site of this version then declines its task; for others the last one closes it."""
         digest, total = manifest.digest, manifest.total_bytes
         receipt = self._record(UpdateRow(row, Verdict.REFUSED, problem.text, digest, total, {}, None, problem.code))
-        if self._run.invitations.has(row) and self._ledger.refused(row.task_id) >= MAX_REJECTED:
+        if self._run.invitations.has(row) and self._refusals(row) >= MAX_REJECTED:
             self._run.decline(row, f"{MAX_REJECTED} updates were refused")
         return receipt
 
@@ -541,11 +552,15 @@ class Intake:
                 log.info("update accepted", **fields, update_bytes=update.bytes)
             else:
                 log.warning("update refused", **fields, verdict=update.verdict.value, reason=update.reason)
+        if not all(update.is_accepted for update in updates):
+            self._refused = NO_ATTEMPT, {}
         receipts = self._ledger.judge_all(updates)
         for update in updates:
             self._metrics.update_judged(update.verdict, update.code)
-            if update.verdict is Verdict.ACCEPTED and update.task.kind is TaskKind.FIT and update.norm is not None:
+            if update.is_accepted and update.task.kind is TaskKind.FIT and update.norm is not None:
                 self._metrics.update_norm(update.norm)
+            if update.is_accepted and update.weight is not None:
+                self._weights[update.task.site] = update.weight
         return receipts
 
     def _announced_for_sum(self, row: TaskRow, manifest: Manifest) -> UpdateProblem | None:

@@ -61,7 +61,7 @@ from protofed.server.rounds.machine.phases import (
     Tick,
 )
 from protofed.server.rounds.machine.rules import Grouping, RoundRules, cohort_size, quorum_of
-from protofed.server.storage.rows import RoundRow, TaskRow
+from protofed.server.storage.rows import OPEN, RoundRow, TaskRow
 from protofed.server.verdicts import RoundOutcome
 
 Step: TypeAlias = tuple[Phase, list[Effect]]
@@ -190,12 +190,7 @@ def _close_if_due(rules: RoundRules, phase: Collecting, now: float, hoped_for: S
         phase.quorum_at is not None
         and (overdue or not hoped_for or now >= phase.quorum_at + rules.federation.grace * deadline)
     ):
-        if rules.secure and phase.round:
-            return _begin_sum(rules, phase, now, complete)
-        at = phase.round, phase.attempt, counted, phase.quorum, phase.required
-        closed = Aggregating(*at, tries=phase.tries, to_refine=rules.refined and phase.round > 0)
-        groups = () if rules.grouping is None or not phase.round else rules.grouping.of(phase.groups, counted)
-        return closed, [Aggregate(closed, complete, groups)]
+        return _close(rules, phase, now, complete)
     if overdue:
         whole = f", {len(counted)} of them in whole groups" if len(counted) < len(phase.reported) else ""
         too_few = f"{count(len(phase.reported), 'update')} at the deadline{whole}, quorum {phase.quorum}"
@@ -218,12 +213,18 @@ def _last(rules: RoundRules, reason: str, makers: Sites) -> str:
     return f" (the last: {reason}; its log names the rule{made}{sums})"
 
 
-def _begin_sum(rules: RoundRules, phase: Collecting, now: float, complete: bool) -> Step:
-    assert rules.grouping is not None  # noqa: S101  (of secure aggregation)
-    first = secure_steps.started(phase, now, rules.grouping, contributors=rules.contributors)
-    if isinstance(first, Summing):
-        return first, [AskStep(first, complete)]
-    return _abandon(rules, phase, first.reason)
+def _close(rules: RoundRules, phase: Collecting, now: float, complete: bool) -> Step:
+    """The updates that are there are aggregated, or their sum begins; the first model is no sum."""
+    grouping = rules.grouping if phase.round else None
+    if grouping is not None and rules.secure:
+        first = secure_steps.started(phase, now, grouping, contributors=rules.contributors)
+        if isinstance(first, Summing):
+            return first, [AskStep(first, complete)]
+        return _abandon(rules, phase, first.reason)
+    at = phase.round, phase.attempt, phase.counted, phase.quorum, phase.required
+    closed = Aggregating(*at, tries=phase.tries, to_refine=rules.refined and phase.round > 0)
+    groups = () if grouping is None else grouping.of(phase.groups, phase.counted)
+    return closed, [Aggregate(closed, complete, groups)]
 
 
 def _summed(rules: RoundRules, before: Summing, outcome: secure_steps.Outcome) -> Step:
@@ -403,17 +404,16 @@ def resumed(
         contributors: as of `phases.Summing`.
         scorers: trainers whose own scores are summed after this round.
     """
-    if last.state is not None and (scoring := _scoring(last, tasks, now, scorers)) is not None:
-        return scoring
-    if last.state is not None:  # published, but the process died before it asked for scores
-        return Aggregating(last.round, last.attempt, frozenset(), refines=last.aggregate is not None)
+    if last.state is not None:
+        return _published(last, tasks, now, scorers)
     if last.abandoned is not None:
         return Idle(last.round, tries)
     if last.aggregate is not None:
-        return _refining(last, [task for task in tasks if task.kind is TaskKind.REFINE], now)
+        return _refining(last, tasks, now)
     if steps := [task for task in tasks if task.kind in SUM_STEPS and task.sum_of is SumOf.UPDATE]:
-        asked = [task for task in tasks if task.asks_for_update]
-        return _summing(last, steps, len(asked), now, tries, required, contributors=contributors)
+        size = min(last.size, sum(task.asks_for_update for task in tasks))
+        summing = _summing(last, steps, SumOf.UPDATE, size, last.quorum, now, contributors=contributors)
+        return replace(summing, required=required, tries=tries)
     collecting = Collecting(
         last.round,
         last.attempt,
@@ -447,46 +447,34 @@ def grouped(phase: Phase, groups: Groups, grouping: Grouping) -> Phase:
             return phase
 
 
-def _scoring(last: RoundRow, tasks: Sequence[TaskRow], now: float, scorers: Sites) -> Phase | None:
-    """Where the scoring of a published model goes on; None: nobody was asked for scores yet."""
+def _published(last: RoundRow, tasks: Sequence[TaskRow], now: float, scorers: Sites) -> Phase:
+    """Where the scoring of a published model goes on."""
     scorings, keyed = ([task for task in tasks if task.kind is kind] for kind in (TaskKind.SCORE, TaskKind.SCORE_SUM))
     steps = [task for task in tasks if task.kind in SUM_STEPS and task.sum_of is SumOf.SCORES]
     if last.scored:
         return Evaluating(last.round, NOBODY, now)
     if steps:
         roster = frozenset(task.site for task in steps if task.kind is SUM_STEPS[0])
-        return _summing_of(last, steps, SumOf.SCORES, len(roster), MIN_SECURE_SITES, now, contributors=True)
+        return _summing(last, steps, SumOf.SCORES, len(roster), MIN_SECURE_SITES, now, contributors=True)
     if keyed:
-        awaited, reported = frozenset(task.site for task in keyed if task.is_open), _sites(keyed, "reported")
+        awaited, reported = _sites(keyed, *OPEN), _sites(keyed, "reported")
         return Evaluating(last.round, awaited, now, attempt=last.attempt, secure=True, reported=reported)
     if scorings:
-        awaited = frozenset(task.site for task in scorings if task.is_open)
-        return Evaluating(last.round, awaited, now, then=scorers, attempt=last.attempt)
-    return None
+        return Evaluating(last.round, _sites(scorings, *OPEN), now, then=scorers, attempt=last.attempt)
+    # The process died before it asked for scores.
+    return Aggregating(last.round, last.attempt, frozenset(), refines=last.aggregate is not None)
 
 
 def _refining(last: RoundRow, tasks: Sequence[TaskRow], now: float) -> Refining:
     """Where the refinement of an aggregate goes on."""
-    failed = [task for task in tasks if not task.is_open and task.task_status != "reported"]
-    asked, reported = frozenset(task.site for task in tasks if task.is_open), _sites(tasks, "reported")
-    passed = frozenset(task.site for task in failed)
-    return Refining(last.round, last.attempt, now, asked | reported, reported, passed, tries=len(failed))
+    asked = [task for task in tasks if task.kind is TaskKind.REFINE]
+    failed = [task for task in asked if task.task_status not in (*OPEN, "reported")]
+    evaluators = _sites(asked, *OPEN, "reported")
+    reported, passed = _sites(asked, "reported"), _sites(failed)
+    return Refining(last.round, last.attempt, now, evaluators, reported, passed, tries=len(failed))
 
 
 def _summing(
-    last: RoundRow, steps: Sequence[TaskRow], asked: int, now: float, tries: int, required: Sites, *, contributors: bool
-) -> Summing:
-    """The sum of a round's updates.
-
-    Args:
-        asked: sites that were asked for updates.
-    """
-    size = min(last.size, asked)
-    of_updates = _summing_of(last, steps, SumOf.UPDATE, size, last.quorum, now, contributors=contributors)
-    return replace(of_updates, required=required, tries=tries)
-
-
-def _summing_of(
     last: RoundRow, steps: Sequence[TaskRow], sum_of: SumOf, size: int, quorum: int, now: float, *, contributors: bool
 ) -> Summing:
     """The newest step of a sum; those before it are over, for they are closed as it is opened."""

@@ -117,9 +117,7 @@ class Waiting:
 
     @property
     def _what(self) -> str:
-        listed = ", ".join(map(str, self.missing[:NAMED]))
-        more = f" and {len(self.missing) - NAMED} more" if len(self.missing) > NAMED else ""
-        missing = f"; missing: {listed}{more}" if listed else ""
+        missing = f"; missing: {self._named}" if self.missing else ""
         match self.reason:
             case WaitReason.REQUIRED_SITES if self.has >= self.needed:
                 return f"needs each of its required sites{missing}"
@@ -135,18 +133,23 @@ class Waiting:
             case WaitReason.DISK:
                 return "waits for space on the server's disk"
             case WaitReason.UPDATES:
-                return f"waits for updates of {listed}{more}; {self._counts}, the quorum is {self.needed}"
+                return f"waits for updates of {self._named}; {self._counts}, the quorum is {self.needed}"
             case WaitReason.SUM:
                 step = f"in step {self.step} of a secure aggregation"
-                return f"waits for {listed}{more} {step}; {self._counts}, needs {self.needed}"
+                return f"waits for {self._named} {step}; {self._counts}, needs {self.needed}"
             case WaitReason.EVALUATOR:
                 return "needs an evaluator with images to refine the model on, has none"
             case WaitReason.REFINEMENT:
-                return f"waits for {listed} to refine the model"
+                return f"waits for {self._named} to refine the model"
             case WaitReason.SCORES:
-                return f"waits for scores of {listed}{more}"
+                return f"waits for scores of {self._named}"
             case _:
                 assert_never(self.reason)
+
+    @property
+    def _named(self) -> str:
+        more = f" and {len(self.missing) - NAMED} more" if len(self.missing) > NAMED else ""
+        return ", ".join(map(str, self.missing[:NAMED])) + more
 
     @property
     def _counts(self) -> str:
@@ -234,11 +237,17 @@ def _idle(
         left = max(0.0, since + rules.federation.site_wait_timeout_s - tick.now)
         group = rules.fewest if trainers < tick.trainers else 1
         found = Waiting(reason, phase.round, needed, len(trainers), missing, group=group, seconds_left=left)
-        if group > 1 and (held := stuck(tick.groups, tick.trainers, rules.fewest)):
-            long = not held[0].lacking or tick.now - since >= LONG_S
-            found = replace(found, why=held[0].why, regroup=held[0].site if long else "")
-        return _with_newcomers(rules, found, tick, phases.NOBODY)
+        return _with_newcomers(rules, _with_stuck(found, tick, since), tick, phases.NOBODY)
     return Waiting(WaitReason.DISK, phase.round) if disk_full else None
+
+
+def _with_stuck(found: Waiting, tick: phases.Tick, since: float) -> Waiting:
+    """What is waited for since then, with what keeps the first group that cannot be whole."""
+    held = stuck(tick.groups, tick.trainers, found.group) if found.group > 1 else ()
+    if not held:
+        return found
+    long = not held[0].lacking or tick.now - since >= LONG_S
+    return replace(found, why=held[0].why, regroup=held[0].site if long else "")
 
 
 def _with_newcomers(rules: RoundRules, found: Waiting, tick: phases.Tick, asked: phases.Sites) -> Waiting:

@@ -176,21 +176,19 @@ def best_kept(records: LedgerReader, blobs: Kept, run: str) -> BestRound | None:
 
 def first_kept(records: LedgerReader, blobs: Kept, run: str, rounds: JudgedRounds | None) -> BestRound | None:
     """The best of these rounds whose state is still kept."""
-    return None if rounds is None else _kept(records, blobs, run, rounds.ranked)
+    return None if rounds is None else _kept(lambda number: records.state(run, number), blobs, rounds.ranked)
 
 
 def best_and_former(
-    records: LedgerReader, blobs: Kept, run: str, rankings: Rankings
+    records: LedgerReader, blobs: Kept, run: str, rankings: Rankings, chosen_score: str | None
 ) -> tuple[BestRound | None, set[int]]:
     """What `best_kept` gives, and the rounds that it gave lately, before the newest scores came."""
-    row = records.run(run)
-    if row is None:
-        return None, set()
-    names = names_of(best_by(row))
+    names = names_of(chosen_score)
+    state = cache(lambda number: records.state(run, number))
 
     def best(until: int | None = None) -> BestRound | None:
         ranking = _judging(rankings, names, until)
-        return None if ranking is None else _kept(records, blobs, run, ranking.ranked(until))
+        return None if ranking is None else _kept(state, blobs, ranking.ranked(until))
 
     if (judging := _judging(rankings, names)) is None:
         return None, set()
@@ -202,8 +200,8 @@ def _judging(rankings: Rankings, names: Iterable[str], until: int | None = None)
     return next((ranking for ranking in map(rankings, names) if ranking.begins_by(until)), None)
 
 
-def _kept(records: LedgerReader, blobs: Kept, run: str, ranked: Iterable[BestRound]) -> BestRound | None:
-    states = ((best, records.state(run, best.round)) for best in ranked)
+def _kept(state_of: Callable[[int], Digest | None], blobs: Kept, ranked: Iterable[BestRound]) -> BestRound | None:
+    states = ((best, state_of(best.round)) for best in ranked)
     return next((best for best, state in states if state is not None and blobs.has(state)), None)
 
 
@@ -224,18 +222,20 @@ def best_by(row: RunRow) -> str | None:
     return chosen if isinstance(chosen, str) else None
 
 
-def prune(records: LedgerReader, blobs: Blobs, run: str, before: int, rankings: Rankings) -> None:
+def prune(
+    records: LedgerReader, blobs: Blobs, run: str, before: int, rankings: Rankings, chosen_score: str | None
+) -> None:
     """Discard blobs that no round from `before` on names.
 
     The best round keeps its state, for exports and roll-backs, and what it was made of, so that it can be verified.
     """
-    best, former = best_and_former(records, blobs, run, rankings)
+    best, former = best_and_former(records, blobs, run, rankings, chosen_score)
     old, needed = records.referenced(run, before, former)
     if best is not None:
         needed |= records.made_of(run, best.round)
-    gone = old - needed - _best_of_others(records, blobs, run, old - needed)
-    states = records.states(run, gone)
-    for address in sorted(gone, key=states.__contains__):  # states last: by its state a former best round is found
+    gone = old.keys() - needed
+    gone -= _best_of_others(records, blobs, run, gone)
+    for address in sorted(gone, key=old.__getitem__):  # states last: by its state a former best round is found
         blobs.discard(address)
 
 
