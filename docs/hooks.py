@@ -118,8 +118,8 @@ def _title(name: str) -> str:
 
 def _api() -> dict[str, str]:
     """The API pages by name, as Markdown for mkdocstrings."""
-    there = [name for name in PUBLIC if _source(name)]
-    pages = {"public": _page("Public face", "What a package outside the repository may import.", there)}
+    public = [name for name in PUBLIC if _source(name)]
+    pages = {"public": _page("Public face", "What a package outside the repository may import.", public)}
     for wing in WINGS:
         folder = ROOT / wing / "protofed" / wing
         rooms = [folder, *sorted(path for path in folder.iterdir() if path.is_dir() and any(path.glob("*.py")))]
@@ -127,7 +127,7 @@ def _api() -> dict[str, str]:
             dotted = ".".join(("protofed", *room.relative_to(ROOT / wing / "protofed").parts))
             modules = [f"{dotted}.{path.stem}" for path in sorted(room.glob("*.py")) if path.stem != "__init__"]
             modules = [*([dotted] if (room / "__init__.py").is_file() else []), *modules]
-            pages[dotted.removeprefix("protofed.")] = _page(f"`{dotted}`", "", [m for m in modules if m not in there])
+            pages[dotted.removeprefix("protofed.")] = _page(f"`{dotted}`", "", [m for m in modules if m not in public])
     return pages
 
 

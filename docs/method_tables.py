@@ -131,16 +131,16 @@ def _block(half: type) -> str:
 def source(half: type) -> str:
     """A half's class, with what it inherits of its module and the module's functions that it calls."""
     module = inspect.getmodule(half)
-    there = [base for base in reversed(half.__mro__) if base.__module__ == half.__module__]
-    text = "\n\n\n".join(inspect.getsource(base).rstrip() for base in there)
+    classes = [base for base in reversed(half.__mro__) if base.__module__ == half.__module__]
+    text = "\n\n\n".join(inspect.getsource(base).rstrip() for base in classes)
     functions = inspect.getmembers(module, lambda one: inspect.isfunction(one) and one.__module__ == half.__module__)
     called = [inspect.getsource(one).rstrip() for name, one in functions if re.search(rf"\b{name}\(", text)]
     return "\n\n\n".join([text, *called])
 
 
 def _kept(name: str) -> str:
-    kept = [part for part in (Part.BODY, Part.HEAD) if part not in sends(name)]
-    return {0: NO, 1: f"**the {kept[0] if kept else ''}**", 2: "**the model**"}[len(kept)]
+    own_parts = [part for part in (Part.BODY, Part.HEAD) if part not in sends(name)]
+    return {0: NO, 1: f"**the {own_parts[0] if own_parts else ''}**", 2: "**the model**"}[len(own_parts)]
 
 
 def _own_model(name: str) -> str:

@@ -118,17 +118,19 @@ def keys(model: type[BaseModel], variable: str = "") -> str:
     Args:
         variable: prefix of the environment variables that may set them; none: nothing may.
     """
-    said: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     schema = model.model_json_schema()
     for cls in reversed(model.__mro__):
         if issubclass(cls, BaseModel) and cls.__module__.startswith("protofed"):
-            said |= comments(cls)
+            meanings |= comments(cls)
     defs, rows = schema.get("$defs", {}), []
     for name, field in model.model_fields.items():
-        default = "required" if field.is_required() else f"`{made}`" if (made := _default(field)) else ""
+        default = "required" if field.is_required() else f"`{value}`" if (value := _default(field)) else ""
         key = field.alias or name
         cells = [f"`{key}`", _kind(schema["properties"][key], defs), default]
-        rows.append([*cells, *([f"`{variable}{name.upper()}`"] if variable else []), field.description or said[name]])
+        rows.append(
+            [*cells, *([f"`{variable}{name.upper()}`"] if variable else []), field.description or meanings[name]]
+        )
     return table(["key", "value", "default", *(["variable"] if variable else []), "meaning"], rows)
 
 
@@ -215,21 +217,21 @@ def models() -> str:
 
 
 def _options_table(rows: Iterable[list[str]]) -> str:
-    there = list(rows)
-    return table(["option", "value", "default", "meaning"], there) if there else "It has no options."
+    body = list(rows)
+    return table(["option", "value", "default", "meaning"], body) if body else "It has no options."
 
 
 def _field_rows(cls: type[Any]) -> list[list[str]]:
-    said: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
-            said |= comments(base)
+            meanings |= comments(base)
     hints = typing.get_type_hints(cls, include_extras=True)
     rows = []
     for field in dataclasses.fields(cls):
         if field.init:
             default = "required" if field.default is dataclasses.MISSING else f"`{_value(field.default)}`"
-            rows.append([f"`{field.name}`", annotation(hints[field.name]), default, said.get(field.name, "")])
+            rows.append([f"`{field.name}`", annotation(hints[field.name]), default, meanings.get(field.name, "")])
     return rows
 
 
@@ -304,12 +306,12 @@ def proto(name: str) -> str:
     """A .proto file, a section for each service, enum and message, with its comments."""
     text = (PROTOS / name).read_text(encoding="utf-8")
     head = [line.lstrip("/ ") for line in text.partition("syntax")[0].splitlines()]
-    found = re.findall(
+    blocks = re.findall(
         r"((?:^//[^\n]*\n)*)^(service|enum|message) (\w+) (\{.*?^\}|\{\})", text, re.MULTILINE | re.DOTALL
     )
     pieces = ["\n".join(head).strip()]
-    for said, kind, title, body in found:
-        about = " ".join(line.lstrip("/ ") for line in said.splitlines())
+    for comment, kind, title, body in blocks:
+        about = " ".join(line.lstrip("/ ") for line in comment.splitlines())
         pieces.append(f"### {title}\n\n{about}\n\n```proto\n{kind} {title} {body}\n```")
     return "\n\n".join(pieces)
 
@@ -319,8 +321,8 @@ def rooms() -> str:
     rows = []
     for wing in WINGS:
         for init in sorted((ROOT / wing / "protofed" / wing).glob("*/__init__.py")):
-            said = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
-            rows.append([f"`{wing}/{init.parent.name}`", said.partition("\n\n")[0]])
+            text = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
+            rows.append([f"`{wing}/{init.parent.name}`", text.partition("\n\n")[0]])
     return table(["room", "what belongs there"], rows)
 
 

@@ -63,7 +63,7 @@ def _bodies(rates: float) -> Iterator[tuple[str, Recipe, float, Payload]]:
 def _asked(name: str, run: Recipe, rates: float, body: Payload) -> _Asked:
     body, built = share_sets.centred(run, body), as_payload(honest_model(run))
     answers = [(_answers(run, body, site), _answers(run, built, site)) for site in share_sets.group(run)]
-    seen = [now.seen for now, _ in answers if now.seen is not None]
+    seen = [now.sight for now, _ in answers if now.sight is not None]
     withheld = any(response_problem(now, first, rates) for now, first in answers)
     told, naive = share_sets.errors(run, body, SUMS)
     sizes = mean(one.variance for one in seen), mean(one.apart for one in seen)

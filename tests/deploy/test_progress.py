@@ -56,7 +56,7 @@ def test_short_work_has_none() -> None:
 @pytest.mark.parametrize(("is_terminal", "shown"), [(False, True), (True, False)])
 def test_nobody_sees_one_without_a_terminal_or_who_reads_json(is_terminal: bool, shown: bool) -> None:
     console = terminal(is_one=is_terminal)
-    with progress("hidden", 2, after_s=0.0, shown=shown, console=console) as bar:
+    with progress("hidden", 2, after_s=0.0, visible=shown, console=console) as bar:
         time.sleep(0.2)
         bar.to(1)
     assert written(console).strip() == ""
@@ -139,7 +139,7 @@ def test_a_transient_bar_leaves_an_empty_output(page: Page) -> None:
 
 
 def test_no_bar_is_shown_where_none_is_wanted_or_the_work_is_short(page: Page) -> None:
-    work(stays=True, shown=False)
+    work(stays=True, visible=False)
     with progress("short", 1, console=Console(force_jupyter=True), stays=True, after_s=3600.0) as bar:
         bar.to(1)
     quiet = NotebookBars(console=Console(force_jupyter=True, quiet=True))

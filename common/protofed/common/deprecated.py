@@ -44,10 +44,10 @@ def rename_keys(
     Raises:
         ConfigError: the table has a key under both names.
     """
-    found = copy.deepcopy(dict(table))
-    for path, renamed in _rename(found, kind, where, keys):
+    result = copy.deepcopy(dict(table))
+    for path, renamed in _rename(result, kind, where, keys):
         _warn(f"{where}: '{path}'", f"'{renamed.new}'", renamed.ends)
-    return found
+    return result
 
 
 def rename_json(text: str, kind: str, where: str, keys: Mapping[tuple[str, str], Renamed] = KEYS) -> str:

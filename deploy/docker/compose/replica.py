@@ -56,8 +56,8 @@ def health(states: Path, clients: int, container: str) -> list[str]:
 def daemon(arguments: list[str], number: int) -> list[str]:
     """The command of this container's daemon."""
     site = f"client-{number}"
-    named = ["--site", site, "--partition-index", str(number - 1)]
-    return ["protofed", *arguments, *named, "--identity", str(IDENTITIES / site), "--state", str(STATES / site)]
+    site_options = ["--site", site, "--partition-index", str(number - 1)]
+    return ["protofed", *arguments, *site_options, "--identity", str(IDENTITIES / site), "--state", str(STATES / site)]
 
 
 if __name__ == "__main__":

@@ -76,10 +76,10 @@ def _collection(value: Any, clean: Callable[[str], str], depth: int) -> Any:
             return "<numbers>"
         items = list(value.items())[:MAX_ITEMS]
         return {clean(str(key)): plain(item, clean, depth + 1) for key, item in items}
-    some = list(value)[:MAX_ITEMS]
-    if any(isinstance(item, Integral | float) for item in some):
+    first_items = list(value)[:MAX_ITEMS]
+    if any(isinstance(item, Integral | float) for item in first_items):
         return "<numbers>"
-    return [plain(item, clean, depth + 1) for item in some]
+    return [plain(item, clean, depth + 1) for item in first_items]
 
 
 def _text(error: BaseException) -> str:
@@ -123,13 +123,13 @@ class LineRenderer:
             sys.stderr.write(data.decode(errors="replace"))
             return
         # os.write, unbuffered: a killed process leaves no line in a buffer, and one call per line keeps lines whole.
-        left = b"\n" + data if LineRenderer._torn else data
-        whole = len(left)
+        remaining = b"\n" + data if LineRenderer._torn else data
+        whole = len(remaining)
         try:
-            while left:
-                left = left[os.write(handle, left) :]
+            while remaining:
+                remaining = remaining[os.write(handle, remaining) :]
         finally:
-            LineRenderer._torn = LineRenderer._torn if len(left) == whole else bool(left)
+            LineRenderer._torn = LineRenderer._torn if len(remaining) == whole else bool(remaining)
 
 
 DATA, SECRET, NUMBERS = "<data>", "<secret>", "<numbers>"
@@ -164,9 +164,9 @@ class Hidden:
 
     def folder(self, root: Path) -> None:
         """Hide a data file or folder with every path below it, and its files' names wherever they occur."""
-        given, absolute = str(root), os.path.abspath(root)
+        text, absolute = str(root), os.path.abspath(root)
         # Libraries write a path as they were given it, resolved, or quoted in a URL. A bare word would hide too much.
-        paths = {absolute, os.path.realpath(root)} | ({given} if "/" in given or root.suffix else set())
+        paths = {absolute, os.path.realpath(root)} | ({text} if "/" in text or root.suffix else set())
         paths |= {quote(path) for path in paths}
         # The longest first: a shorter one would leave the rest of a longer one behind.
         self._folders += tuple(_below(path) for path in sorted(paths - {"/"}, key=len, reverse=True))

@@ -112,12 +112,12 @@ def grid(axes: Axes, which: Literal["x", "y", "both"] = "y") -> None:
     axes.set_axisbelow(True)
 
 
-def panels(figure: FigureBase, rows: int, columns: int, shown: int) -> list[Axes]:
+def panels(figure: FigureBase, rows: int, columns: int, count: int) -> list[Axes]:
     """A grid of so many panels, of which the first ones are shown."""
     every = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes in every[shown:]:
+    for axes in every[count:]:
         axes.set_visible(False)
-    return every[:shown]
+    return every[:count]
 
 
 class NotebookFigure(Figure):
@@ -131,11 +131,11 @@ class NotebookFigure(Figure):
 
 def rendered(figure: Figure, suffix: str) -> bytes:
     """A figure as the bytes of a file; equal figures give equal bytes."""
-    held = BytesIO()
+    buffer = BytesIO()
     metadata = {"Date": None} if suffix == "svg" else {}
     with rc_context({"svg.hashsalt": "protofed"}):
-        figure.savefig(held, format=suffix, dpi=160, metadata=metadata)
-    return held.getvalue()
+        figure.savefig(buffer, format=suffix, dpi=160, metadata=metadata)
+    return buffer.getvalue()
 
 
 CHART_WIDTH = 8.6  # inches
@@ -180,11 +180,11 @@ class Series:
     hollow: bool = False
 
 
-def over_rounds(shown: Sequence[Panel]) -> Figure:
+def over_rounds(charts: Sequence[Panel]) -> Figure:
     """A figure of panels, two in a row."""
-    rows = -(-len(shown) // 2)
+    rows = -(-len(charts) // 2)
     figure = Figure(figsize=(CHART_WIDTH, 2.5 * rows), layout="constrained")
-    for axes, panel in zip(panels(figure, rows, 2, len(shown)), shown, strict=True):
+    for axes, panel in zip(panels(figure, rows, 2, len(charts)), charts, strict=True):
         _panel(axes, panel)
     return figure
 

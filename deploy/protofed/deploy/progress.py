@@ -41,9 +41,9 @@ class Bar:
     def __init__(self, bars: Progress, task: TaskID) -> None:
         self._bars, self._task = bars, task
 
-    def to(self, done: float, activity: str | None = None) -> None:
+    def to(self, completed: float, activity: str | None = None) -> None:
         """Set how much is done in all and, if given, the current activity."""
-        self._bars.update(self._task, completed=done)
+        self._bars.update(self._task, completed=completed)
         if activity is not None:
             self.say(activity)
 
@@ -66,7 +66,7 @@ def progress(
     total: float | None = None,
     unit: str = "",
     *,
-    shown: bool = True,
+    visible: bool = True,
     stays: bool = False,
     after_s: float = AFTER_S,
     console: Console | None = None,
@@ -77,7 +77,7 @@ def progress(
         what: the work, in a few words, such as "reading the log".
         total: amount of work; None: unknown, the bar only moves.
         unit: of `total`, such as "rounds"; BYTES are shown as kB, MB, GB.
-        shown: False hides the bar, as with `--json`.
+        visible: False hides the bar, as with `--json`.
         stays: leave the bar's last state on the screen instead of removing it.
         after_s: seconds after which the bar appears.
         console: where to show it, such as a notebook's; None: standard error.
@@ -85,7 +85,7 @@ def progress(
     screen = console or Console(stderr=True)
     bars = bars_for(screen, *_columns(unit), transient=not stays)
     bar = Bar(bars, bars.add_task(what, total=total, activity=""))
-    if not shown or not (screen.is_terminal or screen.is_jupyter):
+    if not visible or not (screen.is_terminal or screen.is_jupyter):
         yield bar
         return
     if isinstance(bars, NotebookBars):
@@ -104,9 +104,9 @@ def progress(
         bars.stop()
 
 
-def each(items: Iterable[T], what: str, unit: str = "", *, shown: bool = True) -> Iterator[T]:
+def each(items: Iterable[T], what: str, unit: str = "", *, visible: bool = True) -> Iterator[T]:
     """Yield the items behind a progress bar, which shows a total if `items` has a length."""
-    with progress(what, len(items) if isinstance(items, Sized) else None, unit, shown=shown) as bar:
+    with progress(what, len(items) if isinstance(items, Sized) else None, unit, visible=visible) as bar:
         for item in items:
             yield item
             bar.advance()
@@ -135,13 +135,13 @@ class _Amount(ProgressColumn):
         return Text(amount(task.completed, task.total, self._unit))
 
 
-def amount(done: float, total: float | None, unit: str) -> str:
+def amount(completed: float, total: float | None, unit: str) -> str:
     """`3/20 rounds`, `12.3 MB/50.0 MB`, or in percent where there is no unit."""
     if unit == BYTES:
-        return decimal(int(done)) + ("" if total is None else f"/{decimal(int(total))}")
+        return decimal(int(completed)) + ("" if total is None else f"/{decimal(int(total))}")
     if not unit:
-        return "" if not total else f"{100 * done / total:.0f} %"
-    return f"{done:.0f}" + ("" if total is None else f"/{total:.0f}") + f" {unit}"
+        return "" if not total else f"{100 * completed / total:.0f} %"
+    return f"{completed:.0f}" + ("" if total is None else f"/{total:.0f}") + f" {unit}"
 
 
 WIDTH = 100  # columns

@@ -41,8 +41,8 @@ def best_sentence(best: BestSnapshot) -> str:
     text = f"best: round {best.round}, {best.score} {best.value:.4f} (chosen by this score: optimistic)"
     if best.kept == best.round:
         return text
-    left = "none is kept" if best.kept is None else f"the best that is kept is round {best.kept}"
-    return f"{text}; its state is no longer kept, {left}"
+    alternative = "none is kept" if best.kept is None else f"the best that is kept is round {best.kept}"
+    return f"{text}; its state is no longer kept, {alternative}"
 
 
 def kept_best(run: str, best: BestSnapshot | None) -> int:
@@ -83,9 +83,9 @@ def kept_sentence(sites: int, of: int | None = None) -> str:
     Args:
         of: the number of sites that might have sent some; None: it is not told.
     """
-    some = count(sites, "site") if of is None else "The sites" if sites == of else f"{sites} of {of} sites"
-    whose = "its own model" if some == "1 site" else "their own models"
-    return f"{some} sent no scores of {whose} (a policy may keep them)"
+    sites_text = count(sites, "site") if of is None else "The sites" if sites == of else f"{sites} of {of} sites"
+    models = "its own model" if sites_text == "1 site" else "their own models"
+    return f"{sites_text} sent no scores of {models} (a policy may keep them)"
 
 
 class Warned(Protocol):
@@ -249,8 +249,8 @@ class RunView:
     @property
     def warnings(self) -> Sequence[Mapping[str, Any]]:
         """Signs of a useless model, the server's own; none in the record of an older server, which looked for none."""
-        found: Sequence[Mapping[str, Any]] = self.raw.get("warnings", ())
-        return found
+        rows: Sequence[Mapping[str, Any]] = self.raw.get("warnings", ())
+        return rows
 
     @property
     def best(self) -> BestSnapshot | None:
@@ -261,8 +261,8 @@ class RunView:
     @property
     def interventions(self) -> Sequence[Mapping[str, Any]]:
         """What operators did while the run went on; none in the record of an older server, which did not note it."""
-        done: Sequence[Mapping[str, Any]] = self.raw.get("interventions", ())
-        return done
+        rows: Sequence[Mapping[str, Any]] = self.raw.get("interventions", ())
+        return rows
 
     def tasks(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
         """Every task with its attempt: (attempt, task)."""
@@ -381,16 +381,16 @@ class RunView:
                     values.setdefault(int(number), {})[site] = value
         return dict(sorted(values.items()))
 
-    def recalls(self, which: str, whose: str) -> dict[int, float]:
+    def recalls(self, which: str, model: str) -> dict[int, float]:
         """Recall by class, the mean over sites; of the global model, over evaluators.
 
         Args:
             which: as in `by_class`.
-            whose: `global` or `personal`.
+            model: `global` or `personal`.
         """
-        by_class = self.by_class(which, f"{whose}.recall")
+        by_class = self.by_class(which, f"{model}.recall")
         names = ((name.rpartition("."), of) for name, of in self.raw["classes"][which].get("sums", {}).items())
-        sums = {int(number): of["mean"] for (stem, _, number), of in names if stem == f"{whose}.recall"}
+        sums = {int(number): of["mean"] for (stem, _, number), of in names if stem == f"{model}.recall"}
         return sums | {c: fmean(of_sites.values()) for c, of_sites in by_class.items()}
 
     @property

@@ -276,10 +276,10 @@ def _missing(into: Path, texts: Mapping[str, bytes]) -> list[str]:
     Raises:
         ConfigError: a file is there with other content.
     """
-    there = {path for path in texts if os.path.lexists(into / path)}
-    if other := sorted(path for path in there if not _is(into / path, texts[path])):
+    existing = {path for path in texts if os.path.lexists(into / path)}
+    if other := sorted(path for path in existing if not _is(into / path, texts[path])):
         raise ConfigError(f"{into / other[0]} is there with other content, and nothing is overwritten; move it away")
-    return [path for path in texts if path not in there]
+    return [path for path in texts if path not in existing]
 
 
 def without_build(text: str) -> str:

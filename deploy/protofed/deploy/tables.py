@@ -167,8 +167,8 @@ def terminal(
 
 def show(table: Table, console: Console) -> None:
     """For people; one that is too wide is cut into several, one below the other, each with its first column."""
-    first, *others = zip(*table.texts, strict=True)  # each: its header, then its cells
-    for part, group in enumerate(_fitting(others, console.width - _width(first) - 1) if table.rows else ()):
+    first, *other_columns = zip(*table.texts, strict=True)  # each: its header, then its cells
+    for part, group in enumerate(_fitting(other_columns, console.width - _width(first) - 1) if table.rows else ()):
         heads = [head for head, *_ in (first, *group)]
         chosen = [
             Column(head, itemgetter(place), right=place > 0, overflow="ellipsis") for place, head in enumerate(heads)
@@ -187,9 +187,9 @@ def markdown(table: Table) -> str:
 
 def markdown_rows(header: Sequence[str], *rows: Sequence[str], right: Collection[int] = ()) -> str:
     """A table alone, as Markdown; `right`: columns, by their place, that are aligned to the right."""
-    first, *others = (f"| {' | '.join(cells)} |" for cells in (header, *rows))
+    first, *body = (f"| {' | '.join(cells)} |" for cells in (header, *rows))
     rule = "|".join("---:" if place in right else "---" for place in range(len(header)))
-    return "\n".join([first, f"|{rule}|", *others])
+    return "\n".join([first, f"|{rule}|", *body])
 
 
 def _text(cell: str | Text) -> Text:

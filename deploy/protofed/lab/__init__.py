@@ -73,8 +73,8 @@ class ComparisonResult:
         Raises:
             ConfigError: no run has such a score.
         """
-        found = {name: over_rounds(results, metric) for name, results in self.results.items()}
-        series = {name: curve for name, curve in found.items() if curve is not None}
+        curves = {name: over_rounds(results, metric) for name, results in self.results.items()}
+        series = {name: curve for name, curve in curves.items() if curve is not None}
         if not series:
             raise ConfigError(f"no run has the score '{metric}'; expected one of {', '.join(self.scores.columns)}")
         return lines(series, FAMILIES.get(metric, metric))
@@ -154,7 +154,7 @@ def simulate(
     with (
         tempfile.TemporaryDirectory(prefix="protofed-") as folder,
         _only_warnings_logged(),
-        progress(read.name, read.rounds, "rounds", shown=not quiet, stays=True) as bar,
+        progress(read.name, read.rounds, "rounds", visible=not quiet, stays=True) as bar,
     ):
         (job,) = jobs_of([read], None, None, Path(folder))
         job.claim()
@@ -196,12 +196,12 @@ def compare(
 def _summary(results: Sequence[Result]) -> str:
     """Rounds and main scores of runs, which are all complete: else they have no result. Means over sites and seeds."""
     rounds = sorted({max(result.cohorts, default=0) for result in results})
-    done = " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
-    said = [f"completed, {done} of {results[0].recipe.rounds} rounds"]
+    span = " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
+    parts = [f"completed, {span} of {results[0].recipe.rounds} rounds"]
     for label, name in _MAIN_SCORES.items():
         if (curve := over_rounds(results, name)) is not None:
-            said.append(f"{label} {100 * curve[1][:, -1].mean():.1f} %")
-    return ", ".join(said)
+            parts.append(f"{label} {100 * curve[1][:, -1].mean():.1f} %")
+    return ", ".join(parts)
 
 
 @contextmanager

@@ -170,7 +170,7 @@ def test_the_site_has_its_score_of_all_images_and_a_sum_that_of_the_half() -> No
     labels, half = [n % 4 for n in range(100)], secret_half(SECRET, 100)
     given = [label if in_half else (label + 1) % 4 for label, in_half in zip(labels, half.tolist(), strict=True)]
     found = answers(given, labels)
-    assert found.scores[LOCAL] == found.told[LOCAL] == pytest.approx(float(half.float().mean()))
+    assert found.scores[LOCAL] == found.direct[LOCAL] == pytest.approx(float(half.float().mean()))
     assert found.aggregated[LOCAL] == 1.0
     assert not found.withheld
 
@@ -178,7 +178,7 @@ def test_the_site_has_its_score_of_all_images_and_a_sum_that_of_the_half() -> No
 def test_what_a_constant_model_scores_stays_but_for_the_site_itself() -> None:
     found = answers([0] * 100, [n % 4 for n in range(100)])
     assert found.scores[LOCAL] == 0.25
-    assert found.told == {}
+    assert found.direct == {}
     assert LOCAL in found.withheld
     assert found.withheld == found.aggregated.keys()
 
@@ -186,7 +186,7 @@ def test_what_a_constant_model_scores_stays_but_for_the_site_itself() -> None:
 def test_so_does_what_a_model_scores_of_whose_fit_nothing_leaves() -> None:
     labels = [n % 4 for n in range(100)]
     found = answers(labels, labels, withheld=True)
-    assert not found.told
+    assert not found.direct
     assert found.withheld == found.aggregated.keys()
 
 

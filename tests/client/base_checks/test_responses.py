@@ -135,7 +135,7 @@ def test_how_far_classes_are_apart_is_no_matter_of_how_many_images() -> None:
     def seen(labels: Tensor) -> Seen:
         points = torch.randn(len(labels), 16, 1, 1, generator=draw)
         points[:, 0, 0, 0] += 3.0 * labels
-        found = responses(model, [(points, labels)]).seen
+        found = responses(model, [(points, labels)]).sight
         assert found is not None
         return found
 

@@ -126,7 +126,7 @@ def test_batches_are_the_same_where_no_normalised_copy_is_kept(
     monkeypatch.setattr(site_data, "KEPT_BYTES", 0)
     data = site()
     assert torch.equal(epoch(data, augment=augment)[0], kept)
-    assert not data.train._made  # nothing was kept
+    assert not data.train._results  # nothing was kept
 
 
 def test_the_border_is_black_before_normalisation() -> None:

@@ -89,7 +89,7 @@ def test_files_are_classified_as_the_run_did(
 ) -> None:
     found = asked(exported, pngs, tmp_path, runtime=runtime, batch=50)
     rows = table(tmp_path / "p.csv")
-    assert (found.runtime, found.done, found.unreadable) == (runtime, len(done.test), [])
+    assert (found.runtime, found.image_count, found.unreadable) == (runtime, len(done.test), [])
     right = sum(row["class"] == row["path"].partition("/")[0] for row in rows)
     assert right / len(rows) == pytest.approx(done.scores["evaluator"]["global.accuracy"], abs=1e-9)
     for row in rows[:20]:
@@ -112,7 +112,7 @@ def test_an_archive_is_classified_like_files(exported: Path, done: FinishedRun, 
     np.savez(tmp_path / "some.npz", images=done.test.images[:30, 0].numpy())
     found = asked(exported, tmp_path / "some.npz", tmp_path)
     rows = table(tmp_path / "p.csv")
-    assert (found.done, rows[0]["path"], rows[29]["path"]) == (30, "some.npz#0", "some.npz#29")
+    assert (found.image_count, rows[0]["path"], rows[29]["path"]) == (30, "some.npz#0", "some.npz#29")
 
 
 @pytest.mark.parametrize(

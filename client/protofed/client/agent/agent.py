@@ -331,9 +331,9 @@ class Agent:
         self._assignment: Assignment | None = None
         self._enrolled = False
         self._refusals = RefusalLog(site.name)
-        told = on_refusal, on_withheld, on_spending
-        others = remote or NoRemoteExecutor()
-        self._work = RunWork(site, link, self._status, self._enrollment.accept, *told, others, membership)
+        callbacks = on_refusal, on_withheld, on_spending
+        executor = remote or NoRemoteExecutor()
+        self._work = RunWork(site, link, self._status, self._enrollment.accept, *callbacks, executor, membership)
 
     @property
     def name(self) -> SiteId:
@@ -426,8 +426,8 @@ class Agent:
         with self._status.asking():
             answer = self._enrollment.enroll(run_wait_s)
         self._refusals.end()
-        if (left := self._enrollment.left_run()) is not None:
-            self._work.abandon(left)
+        if (former_run := self._enrollment.left_run()) is not None:
+            self._work.abandon(former_run)
         if not isinstance(answer, Assignment):
             return self._wait(answer.retry_after_s) if isinstance(answer, Wait) else answer
         # Before the data are loaded, which may take longer than a server waits for a sign of life. A site that had left

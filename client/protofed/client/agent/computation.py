@@ -165,8 +165,8 @@ def _finite(payload: Payload) -> Payload:
 
 def _moved_by_what_leaves(client_state: Payload, trained: Payload, leaving: Payload) -> Payload:
     """The memory, whose control variates move by what leaves of their update, as the server's do (METHODS §5.3)."""
-    own, made, left = (payload.get(Part.CONTROL, {}) for payload in (client_state, trained, leaving))
-    moved = {path: np.asarray(own[path] + (left[path] - made[path])) for path in own.keys() & left.keys()}
+    own, computed, sent = (payload.get(Part.CONTROL, {}) for payload in (client_state, trained, leaving))
+    moved = {path: np.asarray(own[path] + (sent[path] - computed[path])) for path in own.keys() & sent.keys()}
     return {**client_state, Part.CONTROL: {**own, **moved}} if moved else client_state
 
 
@@ -270,14 +270,14 @@ def withhold_rare_units(
     if fewest <= 1 or Part.BODY not in payload or not len(data.train):
         return payload
     layers = unit_layers(model, data)
-    left = {name: tensor.clone() for name, tensor in model.body.state_dict().items()}
+    weights = {name: tensor.clone() for name, tensor in model.body.state_dict().items()}
     try:
         before, *after = (
             _active_in(body, model, data, layers, check)
             for body in ((first or base)[Part.BODY], *_trained_bodies(payload, model, trained))
         )
     finally:
-        model.body.load_state_dict(left)
+        model.body.load_state_dict(weights)
     withheld = payload
     for place, layer in enumerate(layers):
         rare = before[place] < fewest
@@ -292,11 +292,12 @@ def _trained_bodies(payload: Payload, model: SplitModel, trained: Payload | None
     """The bodies in which a unit may be rare after a fit that left `model`."""
     if trained is not None:
         return [trained[Part.BODY]]
-    left, named = dump(model.body), payload[Part.BODY]
+    body, update_body = dump(model.body), payload[Part.BODY]
     sent = {
-        name: named[name] if name in named and named[name].shape == own.shape else own for name, own in left.items()
+        name: update_body[name] if name in update_body and update_body[name].shape == own.shape else own
+        for name, own in body.items()
     }
-    return [left] if all(np.array_equal(sent[name], own) for name, own in left.items()) else [left, sent]
+    return [body] if all(np.array_equal(sent[name], own) for name, own in body.items()) else [body, sent]
 
 
 def _active_in(

@@ -52,7 +52,7 @@ class PlainScores:
         answers = _take_scores(self._tools, self._scorer, run, task)
         # A policy that releases none keeps them from the server, not from the site.
         self._own_scores.keep(task, answers.scores)
-        self._tools.link.report(task, self._tools.site.policy.release_scores(answers.told, noisy=run.noisy))
+        self._tools.link.report(task, self._tools.site.policy.release_scores(answers.direct, noisy=run.noisy))
 
 
 class SecureScores:
@@ -116,7 +116,7 @@ class Scorer:
         for work in self._works(run, task):
             answers |= self._own(work) if work.scored is ScoredModel.OWN else self._computed(work)
         stay = (
-            answers.withheld if is_aggregated(self._site, run.recipe) else answers.scores.keys() - answers.told.keys()
+            answers.withheld if is_aggregated(self._site, run.recipe) else answers.scores.keys() - answers.direct.keys()
         )
         if stay:
             log.info(
@@ -167,8 +167,8 @@ class Scorer:
         if self._site.simulated or work.scored is ScoredModel.GLOBAL:
             scores = self._remote.score(work) or score(work, base, self._status)
             return Answers(scores, scores, scores)
-        told, run = predictions(work, base, self._status), work.run
-        return answered(told, run.data, run.recipe, self._site.store.secret(), withheld=work.state.withheld)
+        predicted, run = predictions(work, base, self._status), work.run
+        return answered(predicted, run.data, run.recipe, self._site.store.secret(), withheld=work.state.withheld)
 
 
 class _OwnModel(NamedTuple):
@@ -197,16 +197,16 @@ class OwnScoreKeeper:
             return {}
         if self._losses is not None and self._losses[:2] == (task.run, task.round):
             return self._losses[2]
-        if (kept := self._site.store.own_scores) is None or task.run not in kept.runs():
+        if (stored := self._site.store.own_scores) is None or task.run not in stored.runs():
             return {}
-        of_round = next((scored.scores for scored in kept.rounds(task.run) if scored.round == task.round), {})
+        of_round = next((scored.scores for scored in stored.rounds(task.run) if scored.round == task.round), {})
         return {name: value for name, value in of_round.items() if name == LOSS}
 
     def take_up(self, run: str) -> None:
         """Show what was kept of a run, in place of another run's."""
-        kept = self._site.store.own_scores
+        stored = self._site.store.own_scores
         try:
-            self._status.own_scores = {} if kept is None else _families(kept.latest(run))
+            self._status.own_scores = {} if stored is None else _families(stored.latest(run))
         except StateError as error:
             self._status.own_scores = {}
             log.warning("the site's own scores cannot be read", run=run, why=str(error))
@@ -220,12 +220,12 @@ class OwnScoreKeeper:
             return
         families = _families(own)
         self._status.own_scores = {**self._status.own_scores, **families}
-        if (kept := self._site.store.own_scores) is None:
+        if (stored := self._site.store.own_scores) is None:
             return  # a simulation without a state folder: hundreds of sites would share one log
         rounded = {name: round(value, 4) for name, value in families.items()}
         log.info("own scores", run=task.run, round=task.round, scores=rounded)
         try:
-            kept.record(task.run, task.round, own)
+            stored.record(task.run, task.round, own)
         except StateError as error:
             log.warning("the site's own scores could not be written", run=task.run, why=str(error))
 
@@ -241,20 +241,20 @@ class Answers:
 
     Attributes:
         scores: for the site itself, on all images that it has for them.
-        told: the same, for a server that gets no sum; the site's policy still decides which of them leave.
+        direct: the same, for a server that gets no sum; the site's policy still decides which of them leave.
         aggregated: for a sum, on the secret half, likewise.
         withheld: those of `aggregated` in whose place random numbers leave.
     """
 
     scores: Scores
-    told: Scores
+    direct: Scores
     aggregated: Scores
     withheld: frozenset[str] = frozenset()
 
     def __or__(self, other: Answers) -> Answers:
         """Of both."""
-        scores, told = {**self.scores, **other.scores}, {**self.told, **other.told}
-        return Answers(scores, told, {**self.aggregated, **other.aggregated}, self.withheld | other.withheld)
+        scores, direct = {**self.scores, **other.scores}, {**self.direct, **other.direct}
+        return Answers(scores, direct, {**self.aggregated, **other.aggregated}, self.withheld | other.withheld)
 
 
 def answered(
@@ -270,9 +270,9 @@ def answered(
         for prefix, predicted in predictions.items()
         if _is_asked(prefix, predicted, data)
     }
-    scores, aggregated = (scores_of(some, data, recipe) for some in (predictions, halves))
+    scores, aggregated = (scores_of(tallies, data, recipe) for tallies in (predictions, halves))
     # In a sum by the half alone: that a site withholds is an answer, too.
-    in_sums, outside = (withheld or _tells(some) for some in (halves, predictions))
+    in_sums, outside = (withheld or _tells(tallies) for tallies in (halves, predictions))
     return Answers(scores, {} if outside else scores, aggregated, frozenset(aggregated if in_sums else ()))
 
 
@@ -282,8 +282,8 @@ def _tells(predictions: Mapping[str, Tally]) -> bool:
 
 def is_nearly_constant(logits: Tensor) -> bool:
     """Whether a model that gives images these logits [N, C] names nearly always one class, whatever the labels are."""
-    named = logits.argmax(1)  # of numbers that are none, the first class
-    return len(named) - int(named.bincount().max()) <= 1 + CONSTANT * len(named)
+    answers = logits.argmax(1)  # of numbers that are none, the first class
+    return len(answers) - int(answers.bincount().max()) <= 1 + CONSTANT * len(answers)
 
 
 def secret_half(secret: bytes, images: int) -> Tensor:
@@ -297,7 +297,7 @@ def _is_asked(prefix: str, predicted: Tally, data: SiteData) -> bool:
     """Whether a test set, and of an own model what it was trained on, are such that scores leave; of no model."""
     counts = [predicted.totals, *([data.train.labels.bincount()] if prefix.startswith(PERSONAL) else [])]
     enough = len(predicted.labels) >= MIN_IMAGES
-    return enough and all(int(some.max()) <= MAX_MAJORITY * int(some.sum()) for some in counts)
+    return enough and all(int(count.max()) <= MAX_MAJORITY * int(count.sum()) for count in counts)
 
 
 def _half(prefix: str, images: int, data: SiteData, recipe: Recipe, secret: bytes) -> Tensor:

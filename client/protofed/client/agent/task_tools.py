@@ -127,7 +127,7 @@ class TaskGuard:
         if Role.TRAINER not in roles:
             return
         store = self._site.store
-        if store.scored(task.run).get(task.round, asked := _asked(task)) != asked:
+        if store.scored(task.run).get(task.round, request := _asked(task)) != request:
             text = (
                 f"the scores of round {task.round} were given before, for another task or model: a round is scored once"
             )
@@ -139,7 +139,7 @@ class TaskGuard:
                 "late? From its first round on it gives them"
             )
             raise PolicyRefusedError("limits.check_base", text)
-        store.mark_scored(task.run, task.round, asked)
+        store.mark_scored(task.run, task.round, request)
 
 
 def _asked(task: Task) -> str:
@@ -380,7 +380,7 @@ class DpBudget:
     ) -> None:
         self._site, self._status, self._on_spending = site, status, on_spending
         self._tried: set[str] = set()  # task_ids of fits that are paid for, and that this process need not resume
-        self._asked: tuple[Spent, Events, PrivacyBudget | None, str] | None = None  # the last question, and its answer
+        self._last_problem: tuple[Spent, Events, PrivacyBudget | None, str] | None = None  # and its question
 
     def problem(self, name: str, run: PreparedRun) -> str:
         """Why no further round of a run may begin; empty: one may. Called between all tasks, and so kept cheap.
@@ -396,10 +396,10 @@ class DpBudget:
             spent = ledger.spent()
         except StateError as error:
             return str(error)
-        if self._asked is None or self._asked[:3] != (spent, events, budget):
-            self._asked = spent, events, budget, _problem(spent, events, budget)
+        if self._last_problem is None or self._last_problem[:3] != (spent, events, budget):
+            self._last_problem = spent, events, budget, _problem(spent, events, budget)
             self._show(spent, budget)
-        problem = self._asked[3]
+        problem = self._last_problem[3]
         return "" if problem and self._goes_on(name, spent) else problem
 
     def spend(self, run: PreparedRun, task: Task, noise: DpNoise | None) -> None:
@@ -420,11 +420,11 @@ class DpBudget:
         if not spent.has(task, noise.identity(), events) and (problem := _problem(spent, events, budget)):
             self._tried |= {spend.task for spend in spent.spends if spend.run == task.run}
             raise PolicyRefusedError("dp", f"{problem} (dp)")
-        if others := spent.drawn_for(noise.identity()) - {task.task_id}:
+        if earlier := spent.drawn_for(noise.identity()) - {task.task_id}:
             # A device need not compute the same bits twice, and the difference of two such fits would be without noise.
             raise PolicyRefusedError(
                 "dp",
-                f"this fit would have the noise of task {min(others)}: the server asks for the same fit as another "
+                f"this fit would have the noise of task {min(earlier)}: the server asks for the same fit as another "
                 "task, in place of another attempt of the round",
             )
         ledger.spend(task, noise.identity(), events)

@@ -83,8 +83,8 @@ class BaseJudge:
         base = {part: tensors for part, tensors in base.items() if part is not Part.CONTROL}
         if (problem := next(filter(None, self._problems(run, task, base, version)), None)) is not None:
             raise base_refusal(task, problem)
-        kept: Payload = {part: tensors for part, tensors in base.items() if part is not Part.SITE_MODELS}
-        self._site.store.keep_base(task.run, version, kept)
+        stored: Payload = {part: tensors for part, tensors in base.items() if part is not Part.SITE_MODELS}
+        self._site.store.keep_base(task.run, version, stored)
         self._accepted = key
         log.info("model accepted", run=task.run, round=task.round, digest=task.base_digest)
 
@@ -103,9 +103,9 @@ class BaseJudge:
         """
         if not self._site.policy.rules.limits.check_base or run.recipe.plan.dp is not None or not run.method.sends:
             return None
-        asked = task.run, task.base_digest, version_of(task)
-        if self._answered is None or self._answered[0] != asked:
-            self._answered = asked, self._images_problem(run, base, asked[2])
+        question = task.run, task.base_digest, version_of(task)
+        if self._answered is None or self._answered[0] != question:
+            self._answered = question, self._images_problem(run, base, question[2])
         problem = self._answered[1]
         if problem is not None and not (is_aggregated(self._site, run.recipe) and task.kind is TaskKind.FIT):
             raise base_refusal(task, problem)
@@ -184,8 +184,8 @@ class BaseJudge:
 
     def _responses(self, run: PreparedRun, model: Payload) -> Responses:
         load(run.model.body, model[Part.BODY])
-        some = run.data.train.sample(IMAGES, seed=0)  # not the first, which may all be of one class
-        return responses(run.model, run.data.ordered(some, min(run.recipe.plan.batch_size, IMAGES)))
+        sample = run.data.train.sample(IMAGES, seed=0)  # not the first, which may all be of one class
+        return responses(run.model, run.data.ordered(sample, min(run.recipe.plan.batch_size, IMAGES)))
 
     def _statistics(self, run: PreparedRun, built: Payload | None) -> BaseStatistics:
         """Of the built model; the model itself is not kept in memory."""

@@ -83,10 +83,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class Responses:
-    """Of a body; a layer is left out, and `seen` is None, where too few images or units tell nothing."""
+    """Of a body; a layer is left out, and `sight` is None, where too few images or units tell nothing."""
 
     layers: Mapping[str, Response]
-    seen: Seen | None
+    sight: Seen | None
 
 
 def responses(model: SplitModel, batches: Iterable[Batch]) -> Responses:
@@ -101,13 +101,13 @@ def responses(model: SplitModel, batches: Iterable[Batch]) -> Responses:
         return Responses({}, None)
     answers = _answers(model, looked)
     features = answers[FEATURES]
-    seen = _seen(features.double(), torch.cat([y for _, y in looked]).cpu()) if len(features) >= MIN_SEEN else None
+    sight = _seen(features.double(), torch.cat([y for _, y in looked]).cpu()) if len(features) >= MIN_SEEN else None
     layers = {
         name: _response(answer)
         for name, answer in answers.items()
         if name != FEATURES and len(answer) >= MIN_IMAGES and answer.shape[1] >= MIN_UNITS
     }
-    return Responses(layers, seen)
+    return Responses(layers, sight)
 
 
 def _answers(model: SplitModel, batches: Sequence[Batch]) -> dict[str, Tensor]:
@@ -140,14 +140,14 @@ def _answers(model: SplitModel, batches: Sequence[Batch]) -> dict[str, Tensor]:
 def _by_batches(body: nn.Module) -> Iterator[bool]:
     """BatchNorm as in training, but that it keeps nothing; whether there is any."""
     norms = [module for module in body.modules() if isinstance(module, _BatchNorm)]
-    kept = [norm.track_running_stats for norm in norms]
+    tracked = [norm.track_running_stats for norm in norms]
     try:
         for norm in norms:
             norm.train()
             norm.track_running_stats = False
         yield bool(norms)
     finally:
-        for norm, tracks in zip(norms, kept, strict=True):
+        for norm, tracks in zip(norms, tracked, strict=True):
             norm.track_running_stats = tracks
 
 
@@ -157,7 +157,7 @@ def response_problem(base: Responses, built: Responses, rates: float) -> BasePro
     Args:
         rates: what the learning rates of the fit's steps add up to.
     """
-    if base.seen is not None and (text := _blind(base.seen, built.seen, rates)) is not None:
+    if base.sight is not None and (text := _blind(base.sight, built.sight, rates)) is not None:
         return BaseProblem(BaseCheck.RESPONSE, str(Part.BODY), text)
     for name, now in base.layers.items():
         first, layer = built.layers.get(name, Response(0.0, 0.0)), f"{Part.BODY}/{name}"
@@ -211,9 +211,9 @@ def _seen(features: Tensor, labels: Tensor) -> Seen:
     """Of features [images, D] and labels [images]. The spread of n images adds its n-th part to that of their mean."""
     variance, mean_square = float(features.var(0, correction=0).sum()), float(features.square().mean(0).sum())
     contrast = variance / mean_square if variance else 0.0
-    classes = [some for c in set(labels.tolist()) if len(some := features[labels == c]) > 1]
+    classes = [members for c in set(labels.tolist()) if len(members := features[labels == c]) > 1]
     if len(classes) < 2:
         return Seen(variance, contrast, variance)
-    means = torch.stack([some.mean(0) for some in classes])
-    chance = torch.stack([some.var(0).sum() / len(some) for some in classes]).mean()
+    means = torch.stack([members.mean(0) for members in classes])
+    chance = torch.stack([members.var(0).sum() / len(members) for members in classes]).mean()
     return Seen(variance, contrast, 2 * float(means.var(0).sum() - chance))

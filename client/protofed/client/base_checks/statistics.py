@@ -375,8 +375,8 @@ def _off_rank(rows: Array) -> float:
         left = rows @ (right / (np.linalg.norm(right) or 1.0))
         right = rows.T @ (left / (np.linalg.norm(left) or 1.0))
         first = float(np.linalg.norm(right))
-    rest = max(float(np.einsum("ij,ij->", rows, rows)) - first**2, 0.0)
-    return math.sqrt(rest) / first if first else math.inf
+    residual = max(float(np.einsum("ij,ij->", rows, rows)) - first**2, 0.0)
+    return math.sqrt(residual) / first if first else math.inf
 
 
 def _square(array: Array) -> float:

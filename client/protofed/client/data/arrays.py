@@ -102,8 +102,8 @@ def _torchvision_half(name: str, root: Path, data: Data, train: bool) -> DataSpl
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # NumPy on the age of CIFAR's own files
-            found = getattr(datasets, name)(str(root), train=train, download=data.download)
-        return DataSplit(_examples((np.asarray(found.data), np.asarray(found.targets))))
+            dataset = getattr(datasets, name)(str(root), train=train, download=data.download)
+        return DataSplit(_examples((np.asarray(dataset.data), np.asarray(dataset.targets))))
     except _FOREIGN as error:
         raise _unusable(name, data, error) from error
 
@@ -120,12 +120,13 @@ def _medmnist(data: Data) -> Halves:
     flat = [known for known in medmnist.INFO if not known.endswith("3d")]
     if name not in flat or size not in ("", "64", "128", "224"):
         raise DataError(str(unknown("data.dataset", data.dataset or "", flat)))
-    made = getattr(medmnist, medmnist.INFO[name]["python_class"])
+    dataset_class = getattr(medmnist, medmnist.INFO[name]["python_class"])
     try:
-        found = [
-            made(split=half, root=str(root), download=data.download, size=int(size or 28)) for half in ("train", "test")
+        halves = [
+            dataset_class(split=half, root=str(root), download=data.download, size=int(size or 28))
+            for half in ("train", "test")
         ]
-        train, test = (DataSplit(_examples((half.imgs, half.labels))) for half in found)
+        train, test = (DataSplit(_examples((half.imgs, half.labels))) for half in halves)
     except _FOREIGN as error:
         raise _unusable(f"{data.dataset}.npz", data, error) from error
     return train, test
@@ -171,11 +172,11 @@ def _read_npz(path: Path | None) -> dict[str, NDArray[Any]]:
     if path is None:
         raise DataError("source npz has no data.root; set it to the .npz file")
     expected = "expected an .npz of plain arrays train_images, train_labels, test_images, test_labels"
-    wanted = [f"{half}_{kind}" for half in ("train", "test") for kind in ("images", "labels", *_COLUMNS)]
+    keys = [f"{half}_{kind}" for half in ("train", "test") for kind in ("images", "labels", *_COLUMNS)]
     try:
         # NumPy itself leaves a damaged file open
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {key: archive[key] for key in wanted if key in archive}
+            return {key: archive[key] for key in keys if key in archive}
     except FileNotFoundError as error:
         raise DataError(
             f"there is no file {path}; set data.root to it, or PROTOFED_DATA to the folder that it is in; {expected}"

@@ -97,19 +97,19 @@ def read(root: Path, group: str | None, *, by_site: bool = False) -> Listing:
     """
     if not root.is_dir():
         raise DataError(f"there is no folder {root}; expected one with a folder of images for each class")
-    found = walk(root)
-    found.check(root)
+    tree = walk(root)
+    tree.check(root)
     entries, misplaced = list[FileEntry](), list[str]()
     if by_site:
         _check_sites(root)
-    for site, names in _sites(sorted(found.files)) if by_site else [(None, sorted(found.files))]:
+    for site, names in _sites(sorted(tree.files)) if by_site else [(None, sorted(tree.files))]:
         has_splits = _has_splits(root if site is None else root / site)
         for name in names:
             entry = _entry(root, name, site, group, has_splits=has_splits)
             entries += [entry] if entry is not None else []
             misplaced += [normalise(name)] if entry is None else []
     _check_below_classes(root, entries)
-    return Listing(entries, misplaced, found.left_out)
+    return Listing(entries, misplaced, tree.left_out)
 
 
 @dataclass(frozen=True)
@@ -231,9 +231,9 @@ def _check_below_classes(root: Path, entries: Sequence[FileEntry]) -> None:
 def _check_sites(root: Path) -> None:
     """Check that the first folders are no splits, and that all of them have splits, or none."""
     sites = sorted(_folders(root))
-    if named := [name for name in sites if split_of(name) is not None]:
+    if splits := [name for name in sites if split_of(name) is not None]:
         raise DataError(
-            f"{root} has a folder '{named[0]}' where partition 'column' expects sites; expected SITE/CLASS or "
+            f"{root} has a folder '{splits[0]}' where partition 'column' expects sites; expected SITE/CLASS or "
             "SITE/train/CLASS: move the splits into the folders of the sites"
         )
     if len({_has_splits(root / name) for name in sites}) > 1:

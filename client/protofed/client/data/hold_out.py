@@ -65,12 +65,14 @@ def hold_out(
     if fraction >= 1:
         return np.empty(0, np.int64), np.arange(len(labels))
     _, label, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    wanted = np.clip(np.rint(fraction * sizes).astype(np.int64), MIN_TESTED, np.maximum(sizes - MIN_TESTED, MIN_TESTED))
+    targets = np.clip(
+        np.rint(fraction * sizes).astype(np.int64), MIN_TESTED, np.maximum(sizes - MIN_TESTED, MIN_TESTED)
+    )
     scored = sizes >= MIN_SCORED
     if groups is None:
-        in_test = _draw(label, np.where(scored, wanted, 0), rng.permutation(len(labels)))
+        in_test = _draw(label, np.where(scored, targets, 0), rng.permutation(len(labels)))
     else:
-        in_test = _draw_groups(label, groups, wanted, scored, rng)
+        in_test = _draw_groups(label, groups, targets, scored, rng)
     return np.flatnonzero(~in_test), np.flatnonzero(in_test)
 
 
@@ -105,31 +107,31 @@ def no_test_set() -> DataError:
     )
 
 
-def _draw(label: Labels, wanted: Counts, order: Indices) -> Flags:
-    """[N], whether an example is in the test set: of each class the first `wanted` in this order."""
+def _draw(label: Labels, targets: Counts, order: Indices) -> Flags:
+    """[N], whether an example is in the test set: of each class the first `targets` in this order."""
     in_test = np.zeros(len(label), bool)
-    for c, count in enumerate(wanted):
+    for c, count in enumerate(targets):
         in_test[order[label[order] == c][:count]] = True
     return in_test
 
 
 def _draw_groups(
-    label: Labels, groups: Groups, wanted: Counts, scored: Flags, rng: np.random.Generator | np.random.RandomState
+    label: Labels, groups: Groups, targets: Counts, scored: Flags, rng: np.random.Generator | np.random.RandomState
 ) -> Flags:
     """[N], whether an example is in the test set; without the classes that whole groups leave short."""
     names, group = np.unique(groups, return_inverse=True)
-    counts = np.zeros((len(names), len(wanted)), np.int64)  # [groups, C]
+    counts = np.zeros((len(names), len(targets)), np.int64)  # [groups, C]
     np.add.at(counts, (group, label), 1)
     order = rng.permutation(len(names))
     while True:
-        taken = _take_groups(counts, np.where(scored, wanted, 0), order)
-        short = scored & (counts[taken].sum(0) < MIN_TESTED)
+        in_test = _take_groups(counts, np.where(scored, targets, 0), order)
+        short = scored & (counts[in_test].sum(0) < MIN_TESTED)
         if not short.any():
-            return taken[group]
+            return in_test[group]
         scored = scored & ~short
 
 
-def _take_groups(counts: NDArray[np.int64], wanted: Counts, order: Indices) -> Flags:
+def _take_groups(counts: NDArray[np.int64], targets: Counts, order: Indices) -> Flags:
     """[groups], whether a group is in the test set.
 
     Greedy, in this order: a group is taken if that brings the classes nearer to what is wanted of them (by the sum of
@@ -137,15 +139,15 @@ def _take_groups(counts: NDArray[np.int64], wanted: Counts, order: Indices) -> F
     of which nothing is wanted stay in training, and so does what training needs of each class.
     """
     sizes = counts.sum(0)  # [C]
-    tested, taken = np.zeros(len(sizes), np.int64), np.zeros(len(counts), bool)
+    tested, in_test = np.zeros(len(sizes), np.int64), np.zeros(len(counts), bool)
 
     def free(place: np.int64) -> bool:
         has_class = counts[place] > 0  # [C]
-        kept = sizes - tested - counts[place]
-        return not taken[place] and bool(((wanted > 0) & (kept >= MIN_TESTED))[has_class].all())
+        remaining = sizes - tested - counts[place]
+        return not in_test[place] and bool(((targets > 0) & (remaining >= MIN_TESTED))[has_class].all())
 
     def nearer(place: np.int64) -> bool:
-        missing, after = (wanted - tested) / sizes, (wanted - tested - counts[place]) / sizes
+        missing, after = (targets - tested) / sizes, (targets - tested - counts[place]) / sizes
         return bool((after**2).sum() < (missing**2).sum())
 
     def needed(place: np.int64) -> bool:
@@ -154,8 +156,8 @@ def _take_groups(counts: NDArray[np.int64], wanted: Counts, order: Indices) -> F
     for chosen in (nearer, needed):
         for place in order:
             if free(place) and chosen(place):
-                tested, taken[place] = tested + counts[place], True
-    return taken
+                tested, in_test[place] = tested + counts[place], True
+    return in_test
 
 
 def check_apart(groups: Groups, parts: list[Indices], of: str) -> None:

@@ -86,22 +86,22 @@ class _Files:
         """The file's path, and whether several files have this name; a path that leads nowhere if none has."""
         if _is_there(self.root / name):
             return self.root / name, False
-        archive, _, rest = name.partition("/")  # tables of archives begin with the archive's own folder
-        if rest and archive in (self.root.name, self.real.name) and _is_there(self.root / rest):
-            return self.root / rest, False
-        found = self._by_name.get(normalise(name), ())
-        return self.root / (found[0] if len(found) == 1 else name), len(found) > 1
+        archive, _, inner = name.partition("/")  # tables of archives begin with the archive's own folder
+        if inner and archive in (self.root.name, self.real.name) and _is_there(self.root / inner):
+            return self.root / inner, False
+        matches = self._by_name.get(normalise(name), ())
+        return self.root / (matches[0] if len(matches) == 1 else name), len(matches) > 1
 
     @cached_property
     def _by_name(self) -> Mapping[str, Sequence[str]]:
         """Files by their path and by their name, with and without the suffix of an image; in Unicode's NFC."""
-        found: dict[str, list[str]] = {}
+        files: dict[str, list[str]] = {}
         for file in walk(self.root).files:
             path = PurePosixPath(normalise(file))
             short = path.with_suffix("") if path.suffix.lower() in _IMAGES else path
             for name in {os.fspath(path), path.name, os.fspath(short), short.name}:
-                found.setdefault(name, []).append(file)
-        return found
+                files.setdefault(name, []).append(file)
+        return files
 
 
 def _is_there(path: Path) -> bool:
@@ -155,11 +155,11 @@ def _rows(file: Path) -> Iterator[tuple[int, Sequence[str]]]:
         # utf-8-sig: Excel begins its "CSV UTF-8" with a byte order mark, which would become part of the first heading.
         with file.open(encoding="utf-8-sig", newline="") as stream:
             first = stream.readline()
-            told = _SEPARATOR_LINE.fullmatch(first)  # Excel's own way to say it
-            if told is None:
+            match = _SEPARATOR_LINE.fullmatch(first)  # Excel's own way to say it
+            if match is None:
                 stream.seek(0)
-            reader = csv.reader(stream, delimiter=told[1] if told else _separator(first), strict=True)
-            for row, cells in enumerate(reader, start=2 if told else 1):
+            reader = csv.reader(stream, delimiter=match[1] if match else _separator(first), strict=True)
+            for row, cells in enumerate(reader, start=2 if match else 1):
                 if any(stripped := [cell.strip() for cell in cells]):
                     yield row, stripped
     except OSError as error:
@@ -204,8 +204,8 @@ def _one_hot(cells: Mapping[str, str]) -> str:
     numbers = {name: _number(cell) for name, cell in cells.items()}
     if not {0.0, 1.0}.issuperset(numbers.values()):
         return UNCLEAR
-    ones = [name for name, number in numbers.items() if number]
-    return ones[0] if len(ones) == 1 else SEVERAL if ones else NO_LABEL
+    labels = [name for name, number in numbers.items() if number]
+    return labels[0] if len(labels) == 1 else SEVERAL if labels else NO_LABEL
 
 
 def _number(cell: str) -> float | None:
@@ -309,12 +309,12 @@ def scan(data: Data, class_names: Sequence[str], classes: int) -> Scan:
     labels = LabelMap.of(data, class_names)
     listing = list_files(data)
     items = [_item(entry, labels.classes[entry.label]) for entry in listing.entries if entry.label in labels.classes]
-    rest = Counter(entry.label for entry in listing.entries if entry.label not in labels.classes)
-    ignored = Counter({label: files for label, files in rest.items() if label in labels.ignored})
+    other_labels = Counter(entry.label for entry in listing.entries if entry.label not in labels.classes)
+    ignored = Counter({label: files for label, files in other_labels.items() if label in labels.ignored})
     return Scan(
         items=items,
         ignored=ignored,
-        unmapped=rest - ignored,
+        unmapped=other_labels - ignored,
         misplaced=listing.misplaced,
         ungrouped=[item for item in items if data.group_pattern is not None and item.group is None],
         crossing=[] if data.merge_test_into_train else _crossing(items),

@@ -162,8 +162,8 @@ def long_tail(labels: Labels, factor: float, rng: np.random.RandomState) -> Indi
     """
     sizes = np.bincount(labels)  # [C]
     targets = long_tail_sizes(int(sizes.max(initial=0)), len(sizes), factor)
-    kept = [shuffled(labels, c, rng)[:size] for c, size in enumerate(targets)]
-    return np.sort(np.concatenate([np.empty(0, np.int64), *kept]))
+    chosen = [shuffled(labels, c, rng)[:size] for c, size in enumerate(targets)]
+    return np.sort(np.concatenate([np.empty(0, np.int64), *chosen]))
 
 
 def long_tail_sizes(most: int, classes: int, factor: float) -> list[int]:

@@ -72,8 +72,8 @@ def share(data: Mapping[SiteId, SiteData], block: Callable[[int], mmap], *, augm
             _tensor(memory, entry.units).copy_(examples.units)
         if entry.normalised is not None:
             # Not `Examples.normalised`, which would keep it: of all sites, that is a second copy of the block.
-            made = normaliser(input_, examples.images.dtype, examples.images.device)(examples.images)
-            _tensor(memory, entry.normalised).copy_(made)
+            floats = normaliser(input_, examples.images.dtype, examples.images.device)(examples.images)
+            _tensor(memory, entry.normalised).copy_(floats)
     return contents, memory
 
 
@@ -138,8 +138,8 @@ class _Plan:
             self._numbers[id(examples)] = len(self.entries)
             images, labels = (self._place(tensor.dtype, tensor.shape) for tensor in (examples.images, examples.labels))
             units = None if examples.units is None else self._place(examples.units.dtype, examples.units.shape)
-            kept = normalised and len(examples) and examples.kept_bytes
-            floats = self._place(torch.float32, examples.images.shape) if kept else None
+            has_floats = normalised and len(examples) and examples.kept_bytes
+            floats = self._place(torch.float32, examples.images.shape) if has_floats else None
             self.entries.append(_ExamplesEntry(images=images, labels=labels, units=units, normalised=floats))
             self.examples.append((examples, input_))
         return self._numbers[id(examples)]

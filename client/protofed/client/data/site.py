@@ -102,8 +102,8 @@ def _check_by_unit(data: Data) -> None:
             "patients: remove data.partition, and set data.root to this site's own folder or list"
         )
     divided = not isinstance(data.partition, kinds.Whole | kinds.ColumnPartition)
-    named = {"partition": divided, "long_tail": data.long_tail, "auxiliary_per_class": data.auxiliary_per_class}
-    for key, chosen in named.items():
+    choices = {"partition": divided, "long_tail": data.long_tail, "auxiliary_per_class": data.auxiliary_per_class}
+    for key, chosen in choices.items():
         if chosen:
             raise DataError(
                 f"data.{key} chooses this site's images by counts of all of them, and the run has [plan.dp], whose "
@@ -151,8 +151,8 @@ def _within(source: Source, classes: int) -> Source:
         np.flatnonzero((labels >= 0) & (labels < classes)) for labels in map(_labels, (source.train, source.test))
     )
     column = source.test_site_column
-    kept = replace(source, test=_rows(source.test, test), test_site_column=None if column is None else column[test])
-    return _trained_on(kept, train)
+    narrowed = replace(source, test=_rows(source.test, test), test_site_column=None if column is None else column[test])
+    return _trained_on(narrowed, train)
 
 
 def _set_apart(source: Source, data: Data, classes: int) -> tuple[Source, Examples | None]:
@@ -160,14 +160,14 @@ def _set_apart(source: Source, data: Data, classes: int) -> tuple[Source, Exampl
     if data.auxiliary_per_class is None:
         return source, None
     drawn = draw_auxiliary(source.train, source.test, data.auxiliary_per_class, classes, data.seed)
-    kept = np.setdiff1d(np.arange(len(source.train)), drawn)
-    return _trained_on(source, kept), _rows(source.train, drawn)
+    remaining = np.setdiff1d(np.arange(len(source.train)), drawn)
+    return _trained_on(source, remaining), _rows(source.train, drawn)
 
 
-def _trained_on(source: Source, kept: Indices) -> Source:
+def _trained_on(source: Source, rows: Indices) -> Source:
     columns = (source.site_column, source.group_column, source.units)
-    site, group, units = (None if column is None else column[kept] for column in columns)
-    return replace(source, train=_rows(source.train, kept), site_column=site, group_column=group, units=units)
+    site, group, units = (None if column is None else column[rows] for column in columns)
+    return replace(source, train=_rows(source.train, rows), site_column=site, group_column=group, units=units)
 
 
 def _cut(source: Source, data: Data) -> _Cut:

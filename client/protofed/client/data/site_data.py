@@ -44,7 +44,7 @@ class Examples:
     images: Tensor
     labels: Tensor
     units: Tensor | None = None
-    _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)  # the results of `once`
+    _results: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)  # the results of `once`
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
@@ -145,10 +145,10 @@ class Examples:
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` gives, made at the first call with this key and kept as long as the examples."""
-        if key not in self._made:
-            self._made[key] = make()
-        made: T = self._made[key]
-        return made
+        if key not in self._results:
+            self._results[key] = make()
+        result: T = self._results[key]
+        return result
 
 
 def no_examples(input_: Input) -> Examples:
@@ -236,11 +236,11 @@ class SiteData:
 
         Sites that share a test set share it there, too.
         """
-        others = self.local_test, self.auxiliary
-        size = sum(examples.nbytes for examples in (self.train, self.test, *others) if examples is not None)
+        extras = self.local_test, self.auxiliary
+        size = sum(examples.nbytes for examples in (self.train, self.test, *extras) if examples is not None)
         if device.type == "cuda" and not fits(size, device):
             return replace(self, device=device)
-        local, auxiliary = (None if examples is None else examples.on(device) for examples in others)
+        local, auxiliary = (None if examples is None else examples.on(device) for examples in extras)
         train, test = self.train.on(device), self.test.on(device)
         return replace(self, train=train, test=test, local_test=local, auxiliary=auxiliary, device=device)
 
@@ -253,8 +253,8 @@ class SiteData:
 
         def drawn() -> tuple[Examples, Examples]:
             labels = self.train.labels.cpu()
-            taken = stratified_share(labels, fraction).to(self.train.images.device)
-            return self.train.take((~taken).nonzero().flatten()), self.train.take(taken.nonzero().flatten())
+            mask = stratified_share(labels, fraction).to(self.train.images.device)
+            return self.train.take((~mask).nonzero().flatten()), self.train.take(mask.nonzero().flatten())
 
         train, held_out = self.train.once(("held out", fraction), drawn)
         return replace(self, train=train), held_out
@@ -308,9 +308,9 @@ class SiteData:
     def ordered(self, examples: Examples, size: int) -> Iterator[Batch]:
         """One pass over `examples` of this site in their order, without augmentation: for scores and class means."""
         images, finish = self._prepared(examples)
-        for some, labels in zip(torch.split(images, size), torch.split(examples.labels, size), strict=True):
+        for batch, labels in zip(torch.split(images, size), torch.split(examples.labels, size), strict=True):
             if len(labels):
-                yield finish(self._moved(some)), self._moved(labels)
+                yield finish(self._moved(batch)), self._moved(labels)
 
     def label_frequencies(self) -> Tensor:
         """n_{k,c} / n_k of the training labels, [C] float32 on the device, to be read only. Never leaves the site."""
@@ -418,8 +418,8 @@ def stratified_sample(labels: Tensor, count: int, seed: int) -> Tensor:
     if count >= len(labels):
         return torch.arange(len(labels))
     by_class, place, totals = _shuffled(labels, seed)
-    taken = _allotted(totals, count)
-    return by_class[place < taken[labels[by_class]]].sort().values
+    quotas = _allotted(totals, count)
+    return by_class[place < quotas[labels[by_class]]].sort().values
 
 
 def stratified_share(labels: Tensor, fraction: float) -> Tensor:
@@ -429,9 +429,9 @@ def stratified_share(labels: Tensor, fraction: float) -> Tensor:
         labels: [N] int64, on the CPU.
     """
     by_class, place, totals = _shuffled(labels, "share")
-    taken = torch.zeros(len(labels), dtype=torch.bool)
-    taken[by_class] = place < (fraction * totals[labels[by_class]].double()).floor()
-    return taken
+    mask = torch.zeros(len(labels), dtype=torch.bool)
+    mask[by_class] = place < (fraction * totals[labels[by_class]].double()).floor()
+    return mask
 
 
 def _shuffled(labels: Tensor, seed: int | str) -> tuple[Tensor, Tensor, Tensor]:
@@ -445,12 +445,12 @@ def _shuffled(labels: Tensor, seed: int | str) -> tuple[Tensor, Tensor, Tensor]:
 def _allotted(totals: Tensor, count: int) -> Tensor:
     """[C] int64: how many examples of each class are taken, by largest remainders; `count` is below their sum."""
     share = count * totals.double() / totals.sum()
-    taken = share.floor().long().maximum((totals > 0).long())
-    missing = count - int(taken.sum())
+    quotas = share.floor().long().maximum((totals > 0).long())
+    missing = count - int(quotas.sum())
     if missing > 0:
-        taken[(share - taken).argsort(descending=True, stable=True)[:missing]] += 1
+        quotas[(share - quotas).argsort(descending=True, stable=True)[:missing]] += 1
     for _ in range(-missing):  # rare classes were given one each: the classes that are above their share by most pay
-        excess = (taken - share).masked_fill(taken < 2, -torch.inf)
+        excess = (quotas - share).masked_fill(quotas < 2, -torch.inf)
         if excess.max() > -torch.inf:
-            taken[int(excess.argmax())] -= 1
-    return taken
+            quotas[int(excess.argmax())] -= 1
+    return quotas

@@ -59,13 +59,13 @@ class DataSplit:
         if not data.label_map and not data.ignore_labels:
             return self
         rows, classes = by_number(self.examples.labels.numpy(), data, class_names, noisy=noisy)
-        kept = self.take(rows)
-        return replace(kept, examples=Examples(kept.examples.images, torch.from_numpy(classes)))
+        usable = self.take(rows)
+        return replace(usable, examples=Examples(usable.examples.images, torch.from_numpy(classes)))
 
     def with_units(self) -> DataSplit:
         """The split with its units: its groups or, where it has none, its images."""
-        found = units_of_images(self.examples.images.numpy()) if self.group is None else units_of_groups(self.group)
-        return replace(self, units=found)
+        units = units_of_images(self.examples.images.numpy()) if self.group is None else units_of_groups(self.group)
+        return replace(self, units=units)
 
 
 def draw_test_rows(
@@ -116,14 +116,14 @@ def draw_validation(train: DataSplit, fraction: float, data: Data) -> tuple[Data
     rng = np.random.default_rng([data.seed, _VALIDATION_STREAM])
     labels = train.examples.labels.numpy()
     if data.source in BALANCED:
-        kept, drawn = _balanced(labels, fraction, rng, "validation_fraction")
+        remaining, drawn = _balanced(labels, fraction, rng, "validation_fraction")
     elif train.units is not None:
-        kept, drawn = sides(train.units, fraction, data, "validation")
+        remaining, drawn = sides(train.units, fraction, data, "validation")
     else:
-        kept, drawn = hold_out(labels, train.group, fraction, rng)
+        remaining, drawn = hold_out(labels, train.group, fraction, rng)
     if not len(drawn) and train.units is None:
         raise no_test_set()
-    return train.take(kept), replace(train.take(drawn), drawn=data.source not in BALANCED)
+    return train.take(remaining), replace(train.take(drawn), drawn=data.source not in BALANCED)
 
 
 def sides(units: Units, fraction: float, data: Data, purpose: str) -> tuple[Indices, Indices]:

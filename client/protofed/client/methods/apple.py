@@ -75,8 +75,8 @@ class APPLEClient:
         return local.update(sent, loss=trained.loss)
 
 
-def decay(done: int, end: float, schedule: Schedule) -> float:
-    """lambda(r) after `done` rounds: from 1 to 0 at L R."""
-    if done >= end:
+def decay(rounds: int, end: float, schedule: Schedule) -> float:
+    """lambda(r) after `rounds` rounds: from 1 to 0 at L R."""
+    if rounds >= end:
         return 0.0
-    return (1 + math.cos(math.pi * done / end)) / 2 if schedule == "cosine" else 0.001 ** (done / end)
+    return (1 + math.cos(math.pi * rounds / end)) / 2 if schedule == "cosine" else 0.001 ** (rounds / end)

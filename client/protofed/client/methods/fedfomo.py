@@ -57,18 +57,18 @@ class FedFomoClient:
     def fit(self, local: FitContext, received: Payload) -> Update:
         """Weigh, mix and train; the weights go to the server, which keeps them as affinities."""
         local.data, validation = local.data.held_out(self.validation)
-        others = site_models(received)[: self.models]
-        gains = np.zeros(len(others))
-        if others and len(validation):
-            own, *losses = losses_of(local, [received, *others], validation)
-            gains = first_order(own, losses, [distance(local, received, other) for other in others])
-        start = mixed([received, *others], mixture_of(gains))
+        models = site_models(received)[: self.models]
+        gains = np.zeros(len(models))
+        if models and len(validation):
+            own, *losses = losses_of(local, [received, *models], validation)
+            gains = first_order(own, losses, [distance(local, received, other) for other in models])
+        start = mixed([received, *models], mixture_of(gains))
         local.start = FitStart(start)
         self.load_global(local, start)
         trained = train(local, lambda x, y: supervised(local, local.model(x), y))
         sent = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
         weights = np.zeros(self.models, sent[Part.HEAD]["weight"].dtype)
-        weights[: len(others)] = gains
+        weights[: len(models)] = gains
         return local.update({**sent, Part.CHOICE: {"weights": weights}}, loss=trained.loss)
 
 

@@ -81,8 +81,8 @@ class FEDICClient:
             logits = model(images)
             with torch.no_grad():
                 towards = teacher(images)
-            kept = distillation(logits, towards, self.temperature)
-            return self.distilled * kept + (1 - self.distilled) * cross_entropy(logits, labels)
+            teacher_loss = distillation(logits, towards, self.temperature)
+            return self.distilled * teacher_loss + (1 - self.distilled) * cross_entropy(logits, labels)
 
         trained = train(local, objective, [adam(model.parameters())], epochs)
         return local.update({Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}, loss=trained.loss)

@@ -72,8 +72,8 @@ class FedPHPClient:
         expected = max(int(local.participation * local.rounds), 1)
         mu = self.inheritance * min(fits / expected, 1)
         for part, tensors in sent.items():
-            kept = {name: np.asarray(mu * h[part][name] + (1 - mu) * w, w.dtype) for name, w in tensors.items()}
-            local.client_state[part] = kept
+            history = {name: np.asarray(mu * h[part][name] + (1 - mu) * w, w.dtype) for name, w in tensors.items()}
+            local.client_state[part] = history
         local.client_state[Part.PRIVATE] = {"fits": np.array(fits + 1)}
         return local.update(sent, loss=trained.loss)
 

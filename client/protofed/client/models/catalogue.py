@@ -158,11 +158,11 @@ def first_model(recipe: Recipe, plugins: frozenset[str]) -> Payload:
 PREFIX = f"{Part.BODY}."  # of the body's tensors in the `model.safetensors` of an export; its head's are left out
 
 
-def load_body(body: nn.Module, wanted: Digest) -> None:
+def load_body(body: nn.Module, expected: Digest) -> None:
     """Load the weights of `<digest>.safetensors` in the folder that `PROTOFED_DATA` names into a body.
 
     Args:
-        wanted: BLAKE3 of the file, as in the `model.json` beside an exported model.
+        expected: BLAKE3 of the file, as in the `model.json` beside an exported model.
 
     Raises:
         ConfigError: there is no such file, it is another one, or it does not fit the body.
@@ -170,16 +170,16 @@ def load_body(body: nn.Module, wanted: Digest) -> None:
     folder = data_folder()
     if folder is None:
         raise ConfigError(
-            f"model.pretrained_body needs the file {wanted}.safetensors; set PROTOFED_DATA to the folder that has it"
+            f"model.pretrained_body needs the file {expected}.safetensors; set PROTOFED_DATA to the folder that has it"
         )
-    path = folder / f"{wanted}.safetensors"
+    path = folder / f"{expected}.safetensors"
     try:
-        load(body, _of_body(path, wanted))
+        load(body, _of_body(path, expected))
     except CodecError as error:
         raise ConfigError(f"model.pretrained_body: {path} does not fit the recipe's model: {error}") from error
 
 
-def _of_body(path: Path, wanted: Digest) -> Tensors:
+def _of_body(path: Path, expected: Digest) -> Tensors:
     """The file's tensors of the body, by their names in it; its digest is checked before it is parsed."""
     try:
         if (size := path.stat().st_size) > MAX_BYTES:
@@ -190,8 +190,8 @@ def _of_body(path: Path, wanted: Digest) -> Tensors:
             f"model.pretrained_body: cannot read {path}: {error.strerror}; put the run's pre-trained body there, whose "
             "digest the recipe names"
         ) from error
-    if (found := digest(data)) != wanted:
-        raise ConfigError(f"model.pretrained_body: {path} has the digest {found}; expected the file of its name")
+    if (actual := digest(data)) != expected:
+        raise ConfigError(f"model.pretrained_body: {path} has the digest {actual}; expected the file of its name")
     try:
         tensors = {name.removeprefix(PREFIX): array for name, array in parse(data).items() if name.startswith(PREFIX)}
     except (SafetensorError, KeyError, ValueError) as error:  # KeyError: a dtype that NumPy has not

@@ -169,9 +169,9 @@ def class_models(base: Payload, classes: int) -> Iterator[Payload]:
         CodecError: as `mixture`.
     """
     if (models := base.get(Part.CLASS_MODELS)) is not None and Part.HEAD not in base:
-        rest: Payload = {part: tensors for part, tensors in base.items() if part is not Part.CLASS_MODELS}
+        common: Payload = {part: tensors for part, tensors in base.items() if part is not Part.CLASS_MODELS}
         for c in range(classes):
-            yield {**rest, **mixture(models, one_hot(torch.tensor(c), classes))}
+            yield {**common, **mixture(models, one_hot(torch.tensor(c), classes))}
 
 
 def site_models(base: Payload) -> list[Payload]:
@@ -472,10 +472,12 @@ def blank_head(kind: str, own: nn.Module, allowed: frozenset[str]) -> nn.Module:
     """
     if kind == OWN:
         return own
-    found = HEADS.get(kind) or check_type(load_plugin(PluginKind.MODEL, kind, HEADS, allowed), type, f"head '{kind}'")
-    if not issubclass(found, MethodHead):
-        raise ConfigError(f"head '{kind}' is a {found.__name__}: expected a subclass of MethodHead")
-    return found.blank(own)
+    head_class = HEADS.get(kind) or check_type(
+        load_plugin(PluginKind.MODEL, kind, HEADS, allowed), type, f"head '{kind}'"
+    )
+    if not issubclass(head_class, MethodHead):
+        raise ConfigError(f"head '{kind}' is a {head_class.__name__}: expected a subclass of MethodHead")
+    return head_class.blank(own)
 
 
 def _checked(model: SplitModel, kind: type[H]) -> H:

@@ -189,8 +189,8 @@ class Approvals:
         A site that takes no image of a class that a run does not name tells the server so by declining. Asked with one
         class less after the other, it would tell which classes it has.
         """
-        asked = classes_digest(assignment.recipe)
-        return asked is None or asked in (self._known_classes() or ())
+        classes = classes_digest(assignment.recipe)
+        return classes is None or classes in (self._known_classes() or ())
 
     def learn_classes(self, assignment: Assignment) -> None:
         """Record a run's list of classes if it is the first that the site is offered, or a person approved the run.
@@ -198,11 +198,11 @@ class Approvals:
         Raises:
             StateError: it cannot be written.
         """
-        known, asked = self._known_classes(), classes_digest(assignment.recipe)
-        if asked is None or (known is not None and asked in known):
+        known, classes = self._known_classes(), classes_digest(assignment.recipe)
+        if classes is None or (known is not None and classes in known):
             return
         if known is None or self.status(assignment.run, assignment.recipe) is ApprovalStatus.APPROVED:
-            files.write(self._folder / CLASSES, json.dumps([*(known or ()), asked]).encode())
+            files.write(self._folder / CLASSES, json.dumps([*(known or ()), classes]).encode())
 
     def _known_classes(self) -> list[str] | None:
         """None: none was ever recorded. A file that cannot be read knows none, and so a person decides."""

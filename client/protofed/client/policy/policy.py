@@ -76,16 +76,16 @@ class ReleasedVector:
         """Which classes are in it, [C] uint64 of 0 and 1."""
         return self.layout.flags(self._update)
 
-    def words(self, fixed_point: FixedPoint, kept: Array | None) -> Array:
+    def words(self, fixed_point: FixedPoint, classes: Array | None) -> Array:
         """The site's terms of all sums, [N] uint64.
 
         Args:
-            kept: [C] bool, the classes that enough sites hold; None: nothing is summed by class.
+            classes: [C] bool, the classes that enough sites hold; None: nothing is summed by class.
 
         Raises:
             SecureAggregationError: as of `SumLayout.words`.
         """
-        return self.layout.words(self._update, fixed_point, kept)
+        return self.layout.words(self._update, fixed_point, classes)
 
 
 @dataclass(frozen=True)
@@ -242,12 +242,12 @@ class Policy:
         Raises:
             PolicyRefusedError: naming the rule.
         """
-        asked, least = method.options.get("min_samples_per_class", 1), self.rules.min_samples_per_class
-        if isinstance(asked, int) and asked > least:
+        requested, least = method.options.get("min_samples_per_class", 1), self.rules.min_samples_per_class
+        if isinstance(requested, int) and requested > least:
             text = (
-                f"method.min_samples_per_class = {asked}: under secure aggregation it is this site's policy that says "
-                f"from how many images on a class counts, here {least}; remove it from the recipe, or lower it to that "
-                "(min_samples_per_class)"
+                f"method.min_samples_per_class = {requested}: under secure aggregation it is this site's policy that "
+                f"says from how many images on a class counts, here {least}; remove it from the recipe, or lower it to "
+                "that (min_samples_per_class)"
             )
             raise PolicyRefusedError("min_samples_per_class", text)
 
@@ -307,11 +307,11 @@ class Policy:
             PolicyRefusedError: as of `release`.
         """
         rules, hidden = _in_a_sum(self.rules), _only_aggregated(layout.form)
-        shown = {part: tensors for part, tensors in update.payload.items() if part not in hidden}
-        update_checks.check(rules, shown, context)
+        visible = {part: tensors for part, tensors in update.payload.items() if part not in hidden}
+        update_checks.check(rules, visible, context)
         aggregated = {part: tensors for part, tensors in update.payload.items() if part in hidden}
         update_checks.check_finite(rules, aggregated, context)
-        leaving = update_checks.withhold(rules, {**shown, **aggregated}, context)
+        leaving = update_checks.withhold(rules, {**visible, **aggregated}, context)
         update_checks.check_tensor_sizes(rules, leaving)
         update_checks.check_size(rules, 8 * layout.size)
         noisy = context is not None and context.noisy
@@ -327,8 +327,8 @@ class Policy:
         """
         rules, private = self.rules, noisy or self.rules.dp is not None
         own = {name: value for name, value in scores.items() if is_own(name) and not private}
-        named = {name: value for name, value in own.items() if score_family(name) in rules.aggregated_metrics}
-        leaving = score_sums.summable(names, {**self._named(own), **named})
+        summed = {name: value for name, value in own.items() if score_family(name) in rules.aggregated_metrics}
+        leaving = score_sums.summable(names, {**self._named(own), **summed})
         return ReleasedVector(score_sums.layout_of(names), score_sums.terms_of("", names, leaving), _GATE)
 
     def release_step(self, message: Payload) -> Released:
@@ -351,16 +351,16 @@ class Policy:
         Args:
             noisy: the run has `[plan.dp]`: losses and own scores, which have no noise, stay whatever the policy names.
         """
-        named = self._named(scores)
+        released = self._named(scores)
         if self.rules.secure != "allowed" or noisy or self.rules.dp is not None:
-            named = {name: value for name, value in named.items() if not is_own(name)}
-        return ReleasedScores(named, _GATE)
+            released = {name: value for name, value in released.items() if not is_own(name)}
+        return ReleasedScores(released, _GATE)
 
     def release_telemetry(self, measured: Mapping[str, float]) -> ReleasedTelemetry:
         """The numbers that the policy names; of these, negative and non-finite ones stay, too."""
-        named = {name.value: measured[name] for name in sorted(self.rules.telemetry) if name in measured}
+        released = {name.value: measured[name] for name in sorted(self.rules.telemetry) if name in measured}
         return ReleasedTelemetry(
-            {name: value for name, value in named.items() if math.isfinite(value) and value >= 0}, _GATE
+            {name: value for name, value in released.items() if math.isfinite(value) and value >= 0}, _GATE
         )
 
     def _named(self, scalars: Scores) -> Scores:

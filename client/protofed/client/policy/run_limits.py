@@ -122,19 +122,19 @@ def step_sum(plan: Plan, steps: int, rate: float) -> float:
 
 
 def _model(model: NamedOptions, limits: Limits, plugins: frozenset[str]) -> Iterator[LimitCheck]:
-    named = ", ".join(sorted(limits.models)) or "none"
-    yield LimitCheck("models", f"model '{model.name}'", named, model.name in limits.models | plugins)
+    allowed = ", ".join(sorted(limits.models)) or "none"
+    yield LimitCheck("models", f"model '{model.name}'", allowed, model.name in limits.models | plugins)
     name, value = max(_numbers(model.options), key=lambda pair: abs(pair[1]), default=("", 0.0))
-    asked = f"model.{name} = {value:g}" if name else "a model without numbers"
-    yield LimitCheck("max_width", asked, f"at most {limits.max_width}", abs(value) <= limits.max_width)
+    requested = f"model.{name} = {value:g}" if name else "a model without numbers"
+    yield LimitCheck("max_width", requested, f"at most {limits.max_width}", abs(value) <= limits.max_width)
 
 
 def _features(classes: int, limits: Limits, facts: RunFacts) -> Iterator[LimitCheck]:
     if facts.features is not None:
         least = limits.min_features_per_class
-        asked = f"a model of {facts.features} features for {classes} classes"
+        requested = f"a model of {facts.features} features for {classes} classes"
         allowed = f"at least {least:g} for each class"
-        yield LimitCheck("min_features_per_class", asked, allowed, facts.features >= least * classes)
+        yield LimitCheck("min_features_per_class", requested, allowed, facts.features >= least * classes)
 
 
 def _input(images: Input, limits: Limits) -> Iterator[LimitCheck]:
@@ -142,32 +142,32 @@ def _input(images: Input, limits: Limits) -> Iterator[LimitCheck]:
     sides = images.shape[1:]
     holds = least <= min(sides) and max(sides) <= most
     yield LimitCheck("sides", f"images of {sides[0]}x{sides[1]} pixels", f"sides from {least} to {most}", holds)
-    asked = f"input.std = {list(images.std)}, input.mean = {list(images.mean)}"
+    requested = f"input.std = {list(images.std)}, input.mean = {list(images.mean)}"
     if not limits.min_std:
-        yield LimitCheck("min_std", asked, "any", True)
+        yield LimitCheck("min_std", requested, "any", True)
         return
     holds = (
         limits.min_std <= min(images.std) and max(images.std) <= 1 and 0 <= min(images.mean) <= max(images.mean) <= 1
     )
-    yield LimitCheck("min_std", asked, f"std from {limits.min_std:g} to 1 and mean from 0 to 1", holds)
+    yield LimitCheck("min_std", requested, f"std from {limits.min_std:g} to 1 and mean from 0 to 1", holds)
 
 
 def _contrast(limits: Limits, facts: RunFacts) -> Iterator[LimitCheck]:
     if facts.contrast is not None and facts.sends:  # of what sends nothing, nothing can be learnt
-        asked = f"an input by which two training images here differ by {facts.contrast:.3g}"
+        requested = f"an input by which two training images here differ by {facts.contrast:.3g}"
         holds = facts.contrast >= limits.min_contrast
-        yield LimitCheck("min_contrast", asked, f"at least {limits.min_contrast:g}", holds)
+        yield LimitCheck("min_contrast", requested, f"at least {limits.min_contrast:g}", holds)
 
 
 def _plan(recipe: Recipe, limits: Limits) -> Iterator[LimitCheck]:
     plan, (least, most) = recipe.plan, limits.batches
     holds = least <= plan.batch_size <= most
     yield LimitCheck("batches", f"plan.batch_size = {plan.batch_size}", f"{least} to {most}", holds)
-    for key, name, chosen, named in (
+    for key, name, chosen, allowed in (
         ("losses", "plan.loss", plan.loss, limits.losses),
         ("samplings", "plan.sampling", plan.sampling, limits.samplings),
     ):
-        yield LimitCheck(key, f"{name} = '{chosen}'", ", ".join(sorted(named)) or "none", chosen in named)
+        yield LimitCheck(key, f"{name} = '{chosen}'", ", ".join(sorted(allowed)) or "none", chosen in allowed)
     for key, name, value, limit in (
         ("epochs", "plan.epochs", plan.epochs, limits.epochs),
         ("lr", "plan.lr", plan.lr, limits.lr),
@@ -176,24 +176,24 @@ def _plan(recipe: Recipe, limits: Limits) -> Iterator[LimitCheck]:
     ):
         yield LimitCheck(key, f"{name} = {value:g}", f"at most {limit:g}", value <= limit)
     norm = plan.max_grad_norm
-    asked = "plan.max_grad_norm is not set" if norm is None else f"plan.max_grad_norm = {norm:g}"
+    requested = "plan.max_grad_norm is not set" if norm is None else f"plan.max_grad_norm = {norm:g}"
     holds = norm is None or norm >= limits.min_grad_norm
-    yield LimitCheck("min_grad_norm", asked, f"at least {limits.min_grad_norm:g}, or none", holds)
+    yield LimitCheck("min_grad_norm", requested, f"at least {limits.min_grad_norm:g}, or none", holds)
 
 
 def _own_losses(recipe: Recipe, limits: Limits, facts: RunFacts) -> Iterator[LimitCheck]:
     """The losses that a method has whatever the plan says: an update by them tells as much as by the plan's."""
-    named = ", ".join(sorted(limits.losses)) or "none"
+    allowed = ", ".join(sorted(limits.losses)) or "none"
     for loss in sorted(facts.own_losses):
-        asked = f"method '{recipe.method.name}', which trains by '{loss}' whatever plan.loss says"
-        yield LimitCheck("losses", asked, named, loss in limits.losses)
+        requested = f"method '{recipe.method.name}', which trains by '{loss}' whatever plan.loss says"
+        yield LimitCheck("losses", requested, allowed, loss in limits.losses)
 
 
 def _robust(recipe: Recipe, limits: Limits, facts: RunFacts) -> Iterator[LimitCheck]:
     """By what rule updates are aggregated; a secure aggregation has none, and what sends none needs none."""
     rule = recipe.federation.robust
-    named = ", ".join(sorted(limits.robust)) or "none of them"
-    yield LimitCheck("robust", f"federation.robust = '{rule}'", named, rule in limits.robust or not facts.sends)
+    allowed = ", ".join(sorted(limits.robust)) or "none of them"
+    yield LimitCheck("robust", f"federation.robust = '{rule}'", allowed, rule in limits.robust or not facts.sends)
 
 
 def _movement(recipe: Recipe, limits: Limits, facts: RunFacts) -> Iterator[LimitCheck]:
@@ -201,34 +201,34 @@ def _movement(recipe: Recipe, limits: Limits, facts: RunFacts) -> Iterator[Limit
         return
     plan = recipe.plan
     steps = plan.steps_per_epoch(facts.examples)
-    asked = f"{steps} optimizer steps an epoch with this site's examples and plan.batch_size = {plan.batch_size}"
+    requested = f"{steps} optimizer steps an epoch with this site's examples and plan.batch_size = {plan.batch_size}"
     if plan.dp is not None:  # of public numbers: a refusal by the site's own would tell of them
         steps = plan.dp.steps(1)
-        asked = f"{steps} steps an epoch at plan.dp.sampling_rate = {plan.dp.sampling_rate:g}"
-    yield LimitCheck("steps", asked, f"at least {limits.steps}", steps >= limits.steps)
+        requested = f"{steps} steps an epoch at plan.dp.sampling_rate = {plan.dp.sampling_rate:g}"
+    yield LimitCheck("steps", requested, f"at least {limits.steps}", steps >= limits.steps)
     if not facts.sends & LABELLED:
         return
     moved = step_sum(plan, steps * plan.epochs, plan.lowest_rate(recipe.rounds))
-    asked = (
+    requested = (
         f"learning rates that add up to {moved:.3g} over {steps * plan.epochs} steps of a fit here, in the round of "
         "the lowest rate"
     )
-    yield LimitCheck("min_step_sum", asked, f"at least {limits.min_step_sum:g}", moved >= limits.min_step_sum)
+    yield LimitCheck("min_step_sum", requested, f"at least {limits.min_step_sum:g}", moved >= limits.min_step_sum)
 
 
 def _method(recipe: Recipe, limits: Limits) -> Iterator[LimitCheck]:
     # A tiny temperature is a huge factor: of a number and its inverse, the larger one counts.
     sizes = [(max(abs(value), 1 / abs(value)), name, value) for name, value in _numbers(recipe.method.options) if value]
     size, name, value = max(sizes, default=(0.0, "", 0.0))
-    asked = f"method.{name} = {value:g}" if name else "a method without numbers"
+    requested = f"method.{name} = {value:g}" if name else "a method without numbers"
     most = limits.max_method_number
-    yield LimitCheck("max_method_number", asked, f"{1 / most:g} to {most:g}, or 0", size <= most)
+    yield LimitCheck("max_method_number", requested, f"{1 / most:g} to {most:g}, or 0", size <= most)
 
 
 def _server(limits: Limits, facts: RunFacts) -> Iterator[LimitCheck]:
     if facts.cohort is not None:
-        asked, allowed = f"rounds of {facts.cohort} sites or more", f"at least {limits.min_cohort}"
-        yield LimitCheck("min_cohort", asked, allowed, facts.cohort >= limits.min_cohort)
+        requested, allowed = f"rounds of {facts.cohort} sites or more", f"at least {limits.min_cohort}"
+        yield LimitCheck("min_cohort", requested, allowed, facts.cohort >= limits.min_cohort)
     allowed = ", ".join(short(pinned) for pinned in sorted(limits.recipes)) or "any recipe"
     holds = not limits.recipes or facts.digest in limits.recipes
     yield LimitCheck("recipes", f"a recipe of digest {short(facts.digest)}", allowed, holds)

@@ -186,7 +186,7 @@ def withhold_class_numbers(rules: PolicyRules, payload: Payload, context: GateCo
     if not parts or rules.min_samples_per_class == 1:
         return payload
     present = _present(rules, _require(context, "min_samples_per_class"))
-    kept = {
+    remaining = {
         part: {
             name: np.where(present, numbers, np.zeros_like(numbers))
             for name, numbers in payload[part].items()
@@ -194,7 +194,7 @@ def withhold_class_numbers(rules: PolicyRules, payload: Payload, context: GateCo
         }
         for part in sorted(parts)
     }
-    return {**payload, **kept}
+    return {**payload, **remaining}
 
 
 def withhold_rows(rules: PolicyRules, payload: Payload, context: GateContext | None) -> Payload:
@@ -203,11 +203,11 @@ def withhold_rows(rules: PolicyRules, payload: Payload, context: GateContext | N
     if not parts or rules.min_samples_per_class == 1:
         return payload
     present = _present(rules, _require(context, "min_samples_per_class"))
-    kept: dict[Part, Tensors] = {}
+    remaining: dict[Part, Tensors] = {}
     for part in parts:
         rows = _rows(part, payload[part], len(present))
-        kept[part] = {str(c): rows[c] for c in sorted(rows) if present[c]}
-    return {**payload, **kept}
+        remaining[part] = {str(c): rows[c] for c in sorted(rows) if present[c]}
+    return {**payload, **remaining}
 
 
 def withhold_counters(rules: PolicyRules, payload: Payload, _: GateContext | None) -> Payload:

@@ -141,9 +141,9 @@ def load_or_create_identity(folder: Path) -> Ed25519PrivateKey:
     """
     path = folder / IDENTITY_FILE
     if not path.exists():
-        made = Ed25519PrivateKey.generate()
-        files.write(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-        code = certificate.code(fingerprint(made.public_key().public_bytes_raw()))
+        identity = Ed25519PrivateKey.generate()
+        files.write(path, identity.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        code = certificate.code(fingerprint(identity.public_key().public_bytes_raw()))
         why = "new in this state folder: if partners have confirmed another one of this site's, they need a new list"
         log.info("identity for secure aggregation made", code=code, folder=str(folder), why=why)
     return load_identity(folder)
@@ -370,8 +370,8 @@ class Partners:
         for site, one in met.items():
             self._on_first_use(site, one)
         if met:
-            kept = {site: asdict(one) for site, one in sorted({**known, **met}.items())}
-            files.write(self._folder / MET, json.dumps(kept).encode())
+            entries = {site: asdict(one) for site, one in sorted({**known, **met}.items())}
+            files.write(self._folder / MET, json.dumps(entries).encode())
 
     def _read(self, name: str, adapter: TypeAdapter[T]) -> T | None:
         path = self._folder / name

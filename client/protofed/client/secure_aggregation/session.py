@@ -160,9 +160,9 @@ def share(
     trust([advert for advert in adverts if advert.site != session.site])
     dealt = masking.dealt(session.secrets, roster)
     payload = payload_of(SharesMessage(masking.sealed(session.secrets, roster, dealt)))
-    kept = masking.packed(dealt[session.site])
+    own_shares = masking.packed(dealt[session.site])
     group = group_of(roster.groups, session.site)
-    return replace(session, roster=bytes(blob), group=group, dealt=codec.encode(payload), kept=kept), payload
+    return replace(session, roster=bytes(blob), group=group, dealt=codec.encode(payload), kept=own_shares), payload
 
 
 def send_flags(session: Session, blob: Buffer, flags: Array, identity: Ed25519PrivateKey) -> tuple[Session, Payload]:
@@ -250,8 +250,8 @@ def reveal(
     session = _agreed(session, message.sites, vector, before)
     masks = _masks(session, vector)
     masking.check_signatures(masks, message.sites, message.signatures)
-    told = masking.revealed(masks, message.sites, _all_shares(session))
-    return replace(session, revealed=tuple(sorted({*session.revealed, vector}))), payload_of(told)
+    shares = masking.revealed(masks, message.sites, _all_shares(session))
+    return replace(session, revealed=tuple(sorted({*session.revealed, vector}))), payload_of(shares)
 
 
 def _agreed(session: Session, sites: tuple[SiteId, ...], vector: Vector, before: Sequence[SiteId] | None) -> Session:

@@ -137,10 +137,10 @@ class Sessions:
 
         The scores of a round are summed once its updates have been.
         """
-        for found in self._all(run):
-            later = found.round == round and (found.sum_of is sum_of or sum_of is SumOf.UPDATE)
-            if not (later and found.attempt >= attempt):
-                self._wipe(run, found)
+        for entry in self._all(run):
+            later = entry.round == round and (entry.sum_of is sum_of or sum_of is SumOf.UPDATE)
+            if not (later and entry.attempt >= attempt):
+                self._wipe(run, entry)
 
     def wipe_one(self, run: str, round: int, attempt: int, sum_of: SumOf) -> None:
         """Wipe one sum: its server has all that it is given."""
@@ -148,8 +148,8 @@ class Sessions:
 
     def wipe(self, run: str) -> None:
         """Wipe all sums of a run: it is over, or the site has left it."""
-        for found in self._all(run):
-            self._wipe(run, found)
+        for entry in self._all(run):
+            self._wipe(run, entry)
 
     def wipe_all_but(self, run: str) -> None:
         """Wipe the sums of all other runs."""
@@ -157,20 +157,20 @@ class Sessions:
             if path.is_dir() and path.name != run and is_id(path.name):
                 self.wipe(path.name)
 
-    def _wipe(self, run: str, found: _Sum) -> None:
+    def _wipe(self, run: str, entry: _Sum) -> None:
         """By the file's name: a session that is damaged must not stay, nor end the daemon, when its sum is over."""
-        past, path = self._of(run, found.round, found.sum_of), self._path(run, *found)
-        self._remember(run, found.round, found.sum_of, replace(past, over=max(past.over, found.attempt)))
+        past, path = self._of(run, entry.round, entry.sum_of), self._path(run, *entry)
+        self._remember(run, entry.round, entry.sum_of, replace(past, over=max(past.over, entry.attempt)))
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise files.write_error(path, error) from error
 
     def _remember(self, run: str, round: int, sum_of: SumOf, past: Past) -> None:
-        kept = {**self._past(run), _key(round, sum_of): past}
-        newest = sorted(set(map(_round, kept)))[-MAX_ROUNDS:]  # whole rounds: what is summed of one has entries each
+        sums = {**self._past(run), _key(round, sum_of): past}
+        newest = sorted(set(map(_round, sums)))[-MAX_ROUNDS:]  # whole rounds: what is summed of one has entries each
         path = self._folder / f"{check_id('run', run)}.json"
-        files.write(path, _PAST.dump_json({key: past for key, past in kept.items() if _round(key) in newest}))
+        files.write(path, _PAST.dump_json({key: past for key, past in sums.items() if _round(key) in newest}))
 
     def _of(self, run: str, round: int, sum_of: SumOf) -> Past:
         return self._past(run).get(_key(round, sum_of), Past())

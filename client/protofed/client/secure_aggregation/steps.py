@@ -87,8 +87,8 @@ class SumSteps:
         with _refusals():
             sessions, context = self._membership().sessions, self._context(run, task, task.base_digest)
             sessions.wipe_before(task.run, task.round, task.attempt, SumOf.UPDATE)
-            if (found := self._found(context)) is not None:
-                return self._released(found)
+            if (earlier := self._found(context)) is not None:
+                return self._released(earlier)
             session = self._started(run, context, update, base())
             sessions.save(session)
             reach("sum-started")
@@ -98,8 +98,8 @@ class SumSteps:
         """The site's keys for a SCORE_SUM task whose scores are taken; None: they are not."""
         _check_aggregated(self._site, run, task)
         with _refusals():
-            found = self._found(self._context(run, task, task.base_digest))
-            return None if found is None else self._released(found)
+            session = self._found(self._context(run, task, task.base_digest))
+            return None if session is None else self._released(session)
 
     def begin_scores(self, run: PreparedRun, task: Task, scores: Scores) -> Released:
         """The site's keys, for a SCORE_SUM task whose scores were just taken; they are stored with them.
@@ -206,8 +206,8 @@ class SumSteps:
         vector = Vector.CONTRIBUTORS if task.kind in CONTRIBUTORS_STEPS else Vector.VALUES
         match task.kind:
             case TaskKind.SHARE:
-                found = membership.sessions.group()
-                pinned = None if found is None else found.group
+                pin = membership.sessions.group()
+                pinned = None if pin is None else pin.group
                 fewest = max(run.recipe.federation.sum_group, self._site.policy.rules.sum_group)
                 trust = partial(membership.trust, required=self._site.policy.rules.partners == "confirmed")
                 return steps.share(session, blob, trust, pinned=pinned, fewest=fewest)
@@ -216,9 +216,9 @@ class SumSteps:
                 return steps.send_flags(session, blob, flags, membership.identity)
             case TaskKind.MASK:
                 released = self._released_vector(run, session, task)
-                kept = steps.open_flags(session, blob, released.flags(), _fewest(run, session))
-                self._record_scores(run, session, released.flags(), kept)
-                words = self._leaving(run, session, task, released.words(POINT, kept))
+                classes = steps.open_flags(session, blob, released.flags(), _fewest(run, session))
+                self._record_scores(run, session, released.flags(), classes)
+                words = self._leaving(run, session, task, released.words(POINT, classes))
                 return steps.send_values(session, blob, words)
             case TaskKind.AGREE_CONTRIBUTORS | TaskKind.AGREE:
                 return steps.agree(session, blob, vector, membership.identity, before)
@@ -260,33 +260,33 @@ class SumSteps:
             )
         return self._site.policy.release_sum(update, session.layout, run.gate_context())
 
-    def _record_scores(self, run: PreparedRun, session: Session, flags: Array, kept: Array | None) -> None:
+    def _record_scores(self, run: PreparedRun, session: Session, flags: Array, classes: Array | None) -> None:
         """Write which of the site's scores are about to leave under masks, where scores are summed.
 
         Of their values the site has its own record. Not left for when the sum opens: that takes no word of this site.
         """
         if session.sum_of is SumOf.SCORES and Vector.VALUES not in session.sent:
             names = _score_names(run)
-            rows = (flags if kept is None else flags * kept).nonzero()[0]
-            told = [names[row] for row in rows if score_sums.is_score(names[row], session.scores[names[row]])]
-            leaving: list[Fact] = [*told]
+            rows = (flags if classes is None else flags * classes).nonzero()[0]
+            sent = [names[row] for row in rows if score_sums.is_score(names[row], session.scores[names[row]])]
+            leaving: list[Fact] = [*sent]
             self._membership().record("masked", {**_of(session), "scores": leaving})
             log.info("own scores leave in a sum", run=session.run, round=session.round, scores=leaving)
 
     def _session(self, run: PreparedRun, task: Task) -> Session:
         sum_of = task.sum_of or SumOf.UPDATE
-        found = self._membership().sessions.find(task.run, task.round, task.attempt, sum_of)
-        if found is None:
+        session = self._membership().sessions.find(task.run, task.round, task.attempt, sum_of)
+        if session is None:
             raise SecureAggregationError("out-of-order", f"a {task.kind} task of a sum that this site has not started")
-        steps.check_same(found, self._context(run, task, Digest(found.base)))
-        return found
+        steps.check_same(session, self._context(run, task, Digest(session.base)))
+        return session
 
     def _found(self, context: SumContext) -> Session | None:
         """The session of a sum, if it was started, for this very context."""
         at = (context.run, context.round, context.attempt, context.sum_of)
-        if (found := self._membership().sessions.find(*at)) is not None:
-            steps.check_same(found, context)
-        return found
+        if (session := self._membership().sessions.find(*at)) is not None:
+            steps.check_same(session, context)
+        return session
 
     def _context(self, run: PreparedRun, task: Task, base: Digest | None) -> SumContext:
         """Of what this site itself was given: it signs nothing that names another recipe or model."""

@@ -72,11 +72,11 @@ class DailyCounts:
     def __init__(self, path: Path, now: Callable[[], datetime] = utc_now) -> None:
         self._path, self._now = path, now
 
-    def begin(self, kind: Counted, asked: str, most: int) -> Exhausted | None:
+    def begin(self, kind: Counted, task: str, most: int) -> Exhausted | None:
         """Count a task, durably, before it is worked on; None: it may begin.
 
         Args:
-            asked: the same for the same task.
+            task: the same for the same task.
 
         Returns:
             What is said if there were `most` of its kind today.
@@ -85,14 +85,14 @@ class DailyCounts:
             StateError: the count cannot be read or written.
         """
         today = self._today()
-        if today.last == asked:
+        if today.last == task:
             return None
         count = today.started.get(kind, 0)
         if count >= most:
             now = self._now()
             midnight = datetime.combine(today.day, datetime.min.time(), now.tzinfo)
             return Exhausted(midnight + timedelta(days=1), today.day > now.date())
-        counted = replace(today, started={**today.started, kind: count + 1}, last=asked)
+        counted = replace(today, started={**today.started, kind: count + 1}, last=task)
         files.write(self._path, _DAY.dump_json(counted))
         return None
 
@@ -106,6 +106,6 @@ class DailyCounts:
             raise StateError(f"cannot read {self._path}, which counts today's tasks; remove it") from error
         if now <= day.day <= now + SLACK:
             return day
-        others = {**day.others, day.day: day.started}
-        started = others.pop(now, {})
-        return _Day(now, started, others=dict(list(others.items())[-KEPT:]))
+        other_days = {**day.others, day.day: day.started}
+        counts = other_days.pop(now, {})
+        return _Day(now, counts, others=dict(list(other_days.items())[-KEPT:]))

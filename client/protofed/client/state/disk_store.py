@@ -206,10 +206,10 @@ class DiskStore:
         except (OSError, ValidationError) as error:
             raise _damaged(path, error) from error
 
-    def mark_scored(self, run: str, round: int, asked: str) -> None:
+    def mark_scored(self, run: str, round: int, request: str) -> None:
         """See `Store.mark_scored`."""
-        if (scored := self.scored(run)).get(round) != asked:
-            self._write_scored(run, {**scored, round: asked})
+        if (scored := self.scored(run)).get(round) != request:
+            self._write_scored(run, {**scored, round: request})
 
     def _write_scored(self, run: str, scored: Mapping[int, str]) -> None:
         files.write(self._folder / run / SCORED, json.dumps(dict(scored)).encode())
@@ -282,8 +282,8 @@ class DiskStore:
         files.write(folder / "receipt.json", json.dumps(asdict(receipt)).encode())
         (folder / "update.safetensors").unlink(missing_ok=True)
         self._aside.discard(task.run, task.round)
-        if (left := earlier(task.round, scored := self.scored(task.run))) != scored:
-            self._write_scored(task.run, left)
+        if (remaining := earlier(task.round, scored := self.scored(task.run))) != scored:
+            self._write_scored(task.run, remaining)
         rounds, counted = self._rounds(task.run), self.counted(task.run)
         if self._keep is not None and len(counted) >= self._keep:
             self._discard(task.run, [number for number in rounds if number < counted[-self._keep]])

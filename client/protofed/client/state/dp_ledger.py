@@ -90,15 +90,15 @@ class Spent:
         Args:
             more: those of the next fit.
         """
-        asked = merged(more)
-        each = [*(spend.noisy() for spend in self.spends), asked]
+        next_fit = merged(more)
+        each = [*(spend.noisy() for spend in self.spends), next_fit]
         known = [event for events in each for event in events]
         return merged([*known, *_largest(each) * self.torn])
 
     def has(self, task: Task, noise: str, events: Events) -> bool:
         """Whether this very fit was counted before: of the same task, with the same noise, it gives the same again."""
-        asked = (task.run, task.round, task.task_id, task.base_digest or "", noise, merged(events))
-        return any((s.run, s.round, s.task, s.base, s.noise, merged(s.noisy())) == asked for s in self.spends)
+        key = (task.run, task.round, task.task_id, task.base_digest or "", noise, merged(events))
+        return any((s.run, s.round, s.task, s.base, s.noise, merged(s.noisy())) == key for s in self.spends)
 
     def drawn_for(self, noise: str) -> frozenset[str]:
         """The tasks for whose fits this noise was drawn."""
@@ -141,11 +141,11 @@ class DpLedger:
         Raises:
             StateError: it cannot be written, or `spent` raises it: the fit must not begin.
         """
-        before, asked = self.spent(), merged(events)
-        if before.has(task, noise, asked):
+        before, mechanisms = self.spent(), merged(events)
+        if before.has(task, noise, mechanisms):
             return
         seq = before.spends[-1].seq + 1 if before.spends else 1
-        numbers = tuple((event.sampling_rate, event.noise_multiplier, event.count) for event in asked)
+        numbers = tuple((event.sampling_rate, event.noise_multiplier, event.count) for event in mechanisms)
         base = task.base_digest or ""
         spend = Spend(seq, stamp(self._now()), task.run, task.round, task.task_id, base, noise, numbers)
         reach("budget-asked")
@@ -164,9 +164,9 @@ class DpLedger:
         try:
             end = os.fstat(file).st_size
             try:
-                left = memoryview(data)
-                while left:
-                    left = left[os.write(file, left) :]
+                remaining = memoryview(data)
+                while remaining:
+                    remaining = remaining[os.write(file, remaining) :]
                 os.fsync(file)
             except BaseException:
                 self._spent = None  # read again: what is on the disk is uncertain
@@ -205,7 +205,7 @@ def _parsed(path: Path, data: bytes) -> tuple[Spent, bytes]:
     Half a line was being written when its process died: its fit never began. Any other line that is not what was
     written may be of a fit whose update has left, and no guess of ours says what that cost.
     """
-    *lines, rest = data.split(b"\n")
+    *lines, tail = data.split(b"\n")
     spends: list[Spend] = []
     torn = 0
     for number, line in enumerate(lines, 1):
@@ -216,9 +216,9 @@ def _parsed(path: Path, data: bytes) -> tuple[Spent, bytes]:
             torn += 1
         else:
             raise _damaged(path, number)
-    if (whole := _read_line(rest)) is not None and whole.seq == len(spends) + 1:  # but for its newline
+    if (whole := _read_line(tail)) is not None and whole.seq == len(spends) + 1:  # but for its newline
         return Spent((*spends, whole), torn), b"\n"
-    return Spent(tuple(spends), torn + bool(rest)), TORN + b"\n" if rest else b""
+    return Spent(tuple(spends), torn + bool(tail)), TORN + b"\n" if tail else b""
 
 
 def _read_line(line: bytes) -> Spend | None:

@@ -120,7 +120,7 @@ class FitOutcome:
 
 def earlier(round: int, scored: Mapping[int, str]) -> dict[int, str]:
     """The entries of `Store.scored` that are left when this round has been trained."""
-    return {number: asked for number, asked in scored.items() if number < round}
+    return {number: request for number, request in scored.items() if number < round}
 
 
 class Store(Protocol):
@@ -164,7 +164,7 @@ class Store(Protocol):
     def scored(self, run: str) -> Mapping[int, str]:
         """By round, what was asked when its scores were given."""
 
-    def mark_scored(self, run: str, round: int, asked: str) -> None:
+    def mark_scored(self, run: str, round: int, request: str) -> None:
         """Store durably that the scores of a round are given; it may be scored again once it was trained again."""
 
     def last_base(self, run: str) -> tuple[int, Payload] | None:
@@ -240,9 +240,9 @@ class MemoryStore:
         """See `Store.scored`."""
         return self._scored.get(run, {})
 
-    def mark_scored(self, run: str, round: int, asked: str) -> None:
+    def mark_scored(self, run: str, round: int, request: str) -> None:
         """See `Store.mark_scored`."""
-        self._scored.setdefault(run, {})[round] = asked
+        self._scored.setdefault(run, {})[round] = request
 
     def last_base(self, run: str) -> tuple[int, Payload] | None:
         """See `Store.last_base`."""

@@ -211,10 +211,10 @@ class FitContext:
         Args:
             metrics: `loss`, and up to 16 numbers of the method's own, which become `train.<name>`.
         """
-        named = {name if name == LOSS else f"train.{name}": value for name, value in metrics.items()}
+        scores = {name if name == LOSS else f"train.{name}": value for name, value in metrics.items()}
         # A count is no noisy sum; whatever the policy says, it does not leave beside noise that hides it.
         weight = None if self.plan.dp is not None else float(len(self.data.train))
-        return Update(self.site, payload, named, weight)
+        return Update(self.site, payload, scores, weight)
 
 
 def seeded(seed: int, round: int, site: SiteId, device: torch.device) -> torch.Generator:

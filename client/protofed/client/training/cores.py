@@ -28,13 +28,13 @@ class Cores:
         core: BODY and HEAD of the own core as the server has it; the received model, if it has none of this site.
         row: the own core's; None: the server has none of this site yet.
         own: the own core's place among the N: its row, or the one after the last.
-        others: by parameter [N, ...], with zeros at the own place.
+        stacks: by parameter [N, ...], with zeros at the own place.
     """
 
     core: Payload
     row: int | None
     own: int
-    others: dict[str, Tensor]
+    stacks: dict[str, Tensor]
 
     @classmethod
     def of(cls, local: FitContext, received: Payload) -> Cores:
@@ -46,19 +46,19 @@ class Cores:
         models, sent = site_models(received), received.get(Part.SITE_MODELS, {})
         row = _own_row(local.client_state.get(Part.PRIVATE, {}), models)
         own = len(models) if row is None else row
-        others = {}
+        stacks = {}
         for name, parameter in local.model.named_parameters():
             stack = sent.get(name, np.empty((0, *parameter.shape)))
             if stack.shape != (len(models), *parameter.shape):
                 raise CodecError(f"site models: {name} is {list(stack.shape)}, expected rows {list(parameter.shape)}")
             rows = np.concatenate([stack, np.zeros((int(row is None), *parameter.shape), stack.dtype)])
             rows[own] = 0
-            others[name] = torch.from_numpy(rows).to(parameter.detach())
-        return cls(received if row is None else models[row], row, own, others)
+            stacks[name] = torch.from_numpy(rows).to(parameter.detach())
+        return cls(received if row is None else models[row], row, own, stacks)
 
     def __len__(self) -> int:
         """N: 1 for a site that knows no other core."""
-        return len(next(iter(self.others.values())))
+        return len(next(iter(self.stacks.values())))
 
     def load_own(self, model: SplitModel) -> None:
         """Make the model the own core.
@@ -72,7 +72,7 @@ class Cores:
     def mixed(self, model: SplitModel, p: Tensor) -> dict[str, Tensor]:
         """sum_j p_j w_j by parameter, for p [N]; the own core is the model, so that it and p get gradients."""
         own = model.named_parameters()
-        return {name: p[self.own] * w + torch.tensordot(p, self.others[name], 1) for name, w in own}
+        return {name: p[self.own] * w + torch.tensordot(p, self.stacks[name], 1) for name, w in own}
 
     @torch.no_grad()
     def mix_into(self, model: SplitModel, p: Tensor) -> None:
@@ -82,11 +82,11 @@ class Cores:
 
     def remembered(self, local: FitContext) -> Tensor:
         """The vector p [N]: p_0 = 1/N, and what was learnt beside it, so that a new site changes p_0 alone."""
-        kept, like = local.client_state.get(Part.PRIVATE, {}), next(local.model.parameters())
+        memory, like = local.client_state.get(Part.PRIVATE, {}), next(local.model.parameters())
         learnt = np.zeros(len(self))
-        others = kept.get(_OTHERS, learnt)[: len(self)]
-        learnt[: len(others)] = others
-        learnt[self.own] = kept.get(_OWN, 0.0)
+        weights = memory.get(_OTHERS, learnt)[: len(self)]
+        learnt[: len(weights)] = weights
+        learnt[self.own] = memory.get(_OWN, 0.0)
         return torch.from_numpy(learnt + 1 / len(self)).to(like.detach())
 
     def remember(self, local: FitContext, p: Tensor) -> None:
@@ -96,13 +96,13 @@ class Cores:
             local: its model is the own core, trained.
         """
         learnt = p.numpy(force=True) - 1 / len(self)
-        kept = {_OTHERS: np.where(np.arange(len(self)) == self.own, 0, learnt), _OWN: np.array(learnt[self.own])}
+        memory = {_OTHERS: np.where(np.arange(len(self)) == self.own, 0, learnt), _OWN: np.array(learnt[self.own])}
         if self.row is not None:
-            local.client_state[Part.PRIVATE] = {**kept, _ROW: np.array(self.row)}
+            local.client_state[Part.PRIVATE] = {**memory, _ROW: np.array(self.row)}
             return
         heads = (_SENT, dump(local.model.head)), (_BEGAN, self.core[Part.HEAD])
         marks = {f"{prefix}{name}": array for prefix, head in heads for name, array in head.items()}
-        local.client_state[Part.PRIVATE] = {**kept, **marks}
+        local.client_state[Part.PRIVATE] = {**memory, **marks}
 
 
 def _own_row(marks: Tensors, models: Sequence[Payload]) -> int | None:

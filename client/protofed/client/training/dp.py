@@ -131,8 +131,8 @@ class DpContext:
         return self.releases
 
 
-def _undeclared(done: str, declared: str) -> TaskFailedError:
-    text = f"the method makes {done} in a round, and has declared {declared} (dp_cost): nothing leaves"
+def _undeclared(actual: str, declared: str) -> TaskFailedError:
+    text = f"the method makes {actual} in a round, and has declared {declared} (dp_cost): nothing leaves"
     return TaskFailedError(FailureReason.INTERNAL, text)
 
 

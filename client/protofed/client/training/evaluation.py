@@ -43,7 +43,7 @@ class Tally:
     def of(cls, logits: Tensor, labels: Tensor, classes: int) -> Tally:
         """Count these outputs [N, C], N > 0; on the CPU, as all of it."""
         correct = labels[logits.argmax(1) == labels]
-        correct_by_class, totals = (some.bincount(minlength=classes) for some in (correct, labels))
+        correct_by_class, totals = (subset.bincount(minlength=classes) for subset in (correct, labels))
         return cls(correct_by_class, totals, logits, labels)
 
     def of_some(self, rows: Tensor) -> Tally:
@@ -279,11 +279,11 @@ def of_personal(
 
 def scores_of(predictions: Mapping[str, Tally], data: SiteData, recipe: Recipe) -> dict[str, float]:
     """`<prefix>.<score>` of predictions by prefix; on the shared test set PM(V) and PM(L), too."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for prefix, predicted in predictions.items():
         own = personal_scores(predicted, data.label_frequencies()) if prefix == PERSONAL else {}
-        found |= prefixed(prefix, _scores(predicted, recipe) | own)
-    return found
+        values |= prefixed(prefix, _scores(predicted, recipe) | own)
+    return values
 
 
 def _scores(predictions: Tally, recipe: Recipe) -> dict[str, float]:

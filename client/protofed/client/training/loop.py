@@ -347,10 +347,10 @@ def frequent(local: FitContext, means: Mapping[int, Tensor], at_least: int) -> d
 
 def _groups(parameters: Iterable[Tensor | ParameterGroup]) -> list[ParameterGroup]:
     """All tensors outside of groups as one group, before the others."""
-    given = list(parameters)
-    alone = [some for some in given if not isinstance(some, ParameterGroup)]
-    named = [replace(some, parameters=tuple(some.parameters)) for some in given if isinstance(some, ParameterGroup)]
-    groups = [ParameterGroup(alone), *named] if alone else named
+    items = list(parameters)
+    alone = [item for item in items if not isinstance(item, ParameterGroup)]
+    grouped = [replace(item, parameters=tuple(item.parameters)) for item in items if isinstance(item, ParameterGroup)]
+    groups = [ParameterGroup(alone), *grouped] if alone else grouped
     tensors = [id(tensor) for group in groups for tensor in group.parameters]
     if len(set(tensors)) < len(tensors):
         raise ValueError("a tensor is in two groups, or twice in one; expected each once: it would be moved twice")

@@ -114,13 +114,13 @@ def soft_labels(logits: Tensor, taught: Tensor, temperature: float) -> Tensor:
     return cross_entropy(logits, (taught / temperature).softmax(dim=1))
 
 
-def mean_discrepancy(features: Tensor, others: Tensor) -> Tensor:
+def mean_discrepancy(features: Tensor, other_features: Tensor) -> Tensor:
     """FedPHP's MMD: squared maximum mean discrepancy of two batches of features, [B, D] each, by Gaussian kernels.
 
     Five kernels exp(-d^2 / s) are summed, with s = the mean d^2 of both batches' pairs, times 1/4, 1/2, 1, 2 and 4; no
     gradient flows through s.
     """
-    both = torch.cat([features, others])  # [2B, D]
+    both = torch.cat([features, other_features])  # [2B, D]
     # Without the matrix product that `cdist` may use: it cancels digits between near neighbours.
     squared = torch.cdist(both, both, compute_mode="donot_use_mm_for_euclid_dist").square()  # [2B, 2B]
     mean = squared.detach().sum() / (len(both) * (len(both) - 1)) + SMALL
@@ -183,7 +183,7 @@ def inter_class(
     members = labels.unsqueeze(0) == torch.arange(len(centroids), device=labels.device).unsqueeze(1)  # [C, B]
     if len(centroids) > len(labels):  # a batch has as many classes as examples at most: theirs first, of a known number
         rows = (~members.any(dim=1)).int().argsort(stable=True)[: len(labels)]
-        members, margins, centroids = (some.index_select(0, rows) for some in (members, margins, centroids))
+        members, margins, centroids = (values.index_select(0, rows) for values in (members, margins, centroids))
     sizes = members.sum(dim=1)  # [C]
     distances = _distances(centroids, features, distance)  # [C, B]; C is now the batch size at most
     scores = torch.log_softmax(-(distances + margins.unsqueeze(1) * members) / temperature, dim=1)
@@ -248,4 +248,6 @@ def losses_of(local: FitContext, models: Iterable[Payload], examples: Examples) 
 def distance(local: FitContext, one: Payload, other: Payload) -> float:
     """||w - w'|| of two models over the parameters of `local.model`; buffers, such as running statistics, are none."""
     names = {Part.BODY: local.model.body.named_parameters(), Part.HEAD: local.model.head.named_parameters()}
-    return norm_of({part: {name: one[part][name] for name, _ in some} for part, some in names.items()}, other)
+    return norm_of(
+        {part: {name: one[part][name] for name, _ in parameters} for part, parameters in names.items()}, other
+    )

@@ -60,24 +60,24 @@ class PerExample:
         if any(id(tensor) not in names for tensor in trained):
             raise ConfigError("with [plan.dp] only parameters of the model are trained: another tensor is in the loss")
         self._trained = {names[id(tensor)]: tensor for tensor in trained}
-        self._others = {name: tensor for name, tensor in parameters.items() if name not in self._trained}
+        self._fixed = {name: tensor for name, tensor in parameters.items() if name not in self._trained}
         self._of_all = vmap(grad_and_value(self._of_one), in_dims=(None, None, 0, 0), randomness="different")
 
     def __call__(self, images: Tensor, labels: Tensor) -> tuple[list[Tensor], Tensor]:
         """Of images [B, channels, H, W] and labels [B]: gradients [B, ...] of each trained tensor, and losses [B]."""
-        trained, others = ({n: t.detach() for n, t in some.items()} for some in (self._trained, self._others))
-        gradients, losses = self._of_all(trained, others, images, labels)
+        trained, fixed = ({n: t.detach() for n, t in tensors.items()} for tensors in (self._trained, self._fixed))
+        gradients, losses = self._of_all(trained, fixed, images, labels)
         if losses.requires_grad:
             # The loss holds a parameter itself, in place of the module that has it: what it adds would go unclipped.
             raise ConfigError("with [plan.dp] a loss may use parameters through the model's modules only")
         return list(gradients.values()), losses
 
     def _of_one(
-        self, trained: Mapping[str, Tensor], others: Mapping[str, Tensor], image: Tensor, label: Tensor
+        self, trained: Mapping[str, Tensor], fixed: Mapping[str, Tensor], image: Tensor, label: Tensor
     ) -> Tensor:
         """[channels, H, W], [] -> []."""
         arguments = (image.unsqueeze(0), label.unsqueeze(0))
-        return cast("Tensor", functional_call(self._call, {**trained, **others}, arguments))
+        return cast("Tensor", functional_call(self._call, {**trained, **fixed}, arguments))
 
 
 class _LossModule(nn.Module):
@@ -238,8 +238,8 @@ class NoisySteps:
         moves = self._moves(len(drawn), local.train_calls, step)
         for begin in range(0, len(drawn), size):
             end = min(begin + size, len(drawn))
-            some = None if moves is None else moves[begin:end]
-            images, labels = local.data.at(rows[begin:end], local.plan.augmentation, some)
+            batch_moves = None if moves is None else moves[begin:end]
+            images, labels = local.data.at(rows[begin:end], local.plan.augmentation, batch_moves)
             gradients, of_each = self._per_example(images, labels)
             ends = end == len(drawn) or bool(units[end] != units[end - 1])
             clipped.add(gradients, units[begin:end] if self._grouped else None, ends=ends)

@@ -216,8 +216,8 @@ def _tensors(local: FitContext, state: TrainingState) -> dict[str, Tensor]:
 
     Parameters of the model may be named, too: by identity, so that each is written once.
     """
-    named = (*local.model.named_parameters(), *local.model.named_buffers())
-    model: dict[str, Tensor] = {f"model.{name}": tensor for name, tensor in named}
+    tensors = (*local.model.named_parameters(), *local.model.named_buffers())
+    model: dict[str, Tensor] = {f"model.{name}": tensor for name, tensor in tensors}
     in_model = {id(tensor) for tensor in model.values()}
     beside = {f"beside.{n}": tensor for n, tensor in enumerate(state.covered) if id(tensor) not in in_model}
     return model | beside | {"total": state.total}

@@ -33,7 +33,7 @@ class _QueuedLine:
     """A line that waits for the thread that writes."""
 
     entry: Entry
-    done: bool = False
+    written: bool = False
     error: Exception | None = None
 
 
@@ -167,7 +167,7 @@ class ClientAudit:
         with self._queue_lock:
             self._queue.append(line)
         with self._write_lock:
-            if not line.done:  # another thread may have written it while this one waited for the lock
+            if not line.written:  # another thread may have written it while this one waited for the lock
                 self._write()
         if line.error is not None:
             raise line.error
@@ -186,4 +186,4 @@ class ClientAudit:
             error = failure
         finally:
             for line in batch:
-                line.done, line.error = True, error
+                line.written, line.error = True, error

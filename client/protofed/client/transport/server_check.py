@@ -83,11 +83,11 @@ class ServerProbe:
 
     def _remind(self, certificate: Certificate) -> None:
         """Log once a day that the certificate ends soon, or has ended."""
-        left = days_left(certificate)
-        if left < REMIND_FROM_DAYS and time.monotonic() >= self._reminded_at + REMIND_EVERY_S:
+        days = days_left(certificate)
+        if days < REMIND_FROM_DAYS and time.monotonic() >= self._reminded_at + REMIND_EVERY_S:
             self._reminded_at = time.monotonic()
-            fields = {"site": certificate.name, "until": stamp(certificate.not_after), "days_left": left}
-            if left >= 0:
+            fields = {"site": certificate.name, "until": stamp(certificate.not_after), "days_left": days}
+            if days >= 0:
                 log.warning("this site's certificate ends soon; ask for a new one", **fields)
             else:
                 log.error("this site's certificate has ended; ask for a new one", **fields)

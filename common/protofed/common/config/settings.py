@@ -52,14 +52,14 @@ def anchored(table: Mapping[str, Any], model: type[BaseModel], folder: Path) -> 
     Raises:
         ConfigError: `~` is nobody's home folder; or a name is that of a file in `folder`, too.
     """
-    found = dict(table)
+    result = dict(table)
     for key, value in table.items():
         if (field := model.model_fields.get(key)) is not None:
             # A relative root is below the folder that PROTOFED_DATA names, if it is set: `Data.place` sees to it.
             elsewhere = issubclass(model, Data) and key == "root" and data_folder() is not None
             kinds = [*_walk(field.annotation), *field.metadata]
-            found[key] = _anchored_value(value, kinds, Path() if elsewhere else folder, key)
-    return found
+            result[key] = _anchored_value(value, kinds, Path() if elsewhere else folder, key)
+    return result
 
 
 def _anchored_value(value: Any, kinds: Sequence[Any], folder: Path, key: str) -> Any:
@@ -347,12 +347,12 @@ def _of_file(model: type[BaseSettings], table: Mapping[str, Any], file: Path) ->
         raise ConfigError(f"{file}: {error}") from error
 
 
-def _source(file: Path | None, given: Mapping[str, Any], error: ValidationError) -> str:
+def _source(file: Path | None, options: Mapping[str, Any], error: ValidationError) -> str:
     """Where what is wrong was written: the file, unless an option overrides it there."""
     if file is None:
         return "settings (options, environment, --settings file)"
     wrong = {problem["loc"][0] for problem in error.errors() if problem["loc"]}
-    return f"settings ({file} and options)" if wrong & given.keys() else str(file)
+    return f"settings ({file} and options)" if wrong & options.keys() else str(file)
 
 
 def _check_environment(model: type[BaseSettings]) -> None:

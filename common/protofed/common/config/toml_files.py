@@ -99,8 +99,8 @@ def without(table: dict[str, Any], name: str, where: str, base: str) -> dict[str
         ConfigError: it has none of that path.
     """
     *tables, key = name.split(".")
-    found = copy.deepcopy(table)
-    inner: Any = found
+    result = copy.deepcopy(table)
+    inner: Any = result
     for step in tables:
         inner = inner.get(step) if isinstance(inner, dict) else None
     if not isinstance(inner, dict) or key not in inner:
@@ -108,7 +108,7 @@ def without(table: dict[str, Any], name: str, where: str, base: str) -> dict[str
         hint = f"did you mean '{similar}'?" if similar else "remove it"
         raise ConfigError(f"{where} = '{short(name)}': {short(base)} sets no such key; {hint}")
     del inner[key]
-    return found
+    return result
 
 
 def _paths(table: Mapping[str, Any], path: str = "") -> Iterator[str]:
@@ -184,13 +184,13 @@ def explain(error: ValidationError, model: type[BaseModel], table: Mapping[str, 
     return f"{path} = {short(repr(problem['input']))}: {text}" if path else text
 
 
-def _table_expected(model: type[BaseModel], loc: tuple[int | str, ...], given: object) -> str:
+def _table_expected(model: type[BaseModel], loc: tuple[int | str, ...], value: object) -> str:
     """What to write in place of a value where a table is expected: `method = "fedavg"`."""
     path = ".".join(map(str, _written(model, loc)))
     fields = {name: field for part in _models_at(model, loc) for name, field in part.model_fields.items()}
     key = next((name for name in ("name", "kind", "source", "listen") if name in fields), None)
-    if key is not None and isinstance(given, str):
-        return f'expected a table; write {path} = {{ {key} = "{short(given)}" }}'
+    if key is not None and isinstance(value, str):
+        return f'expected a table; write {path} = {{ {key} = "{short(value)}" }}'
     return f"expected a table; write [{path}]" + (f" with its keys: {', '.join(sorted(fields))}" if fields else "")
 
 
@@ -218,9 +218,9 @@ def _hint(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
         return f": did you mean '{similar}'?"
     if (ours := _OTHERS.get(key)) in here:
         return f": it is called '{ours}'"
-    for wanted in (key, ours):
-        if places := [f"[{place}]" for place, fields in tables.items() if place and wanted in fields]:
-            called = "it belongs into" if wanted == key else f"it is called '{wanted}', of"
+    for candidate in (key, ours):
+        if places := [f"[{place}]" for place, fields in tables.items() if place and candidate in fields]:
+            called = "it belongs into" if candidate == key else f"it is called '{candidate}', of"
             return f": {called} {' or '.join(places)}"
     return f"; expected one of: {', '.join(sorted(here))}; or remove it" if here else "; remove it"
 

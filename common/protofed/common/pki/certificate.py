@@ -181,18 +181,18 @@ def code(fingerprint: str) -> str:
     return "-".join(_groups(letters))
 
 
-def differences(given: str, fingerprint: str) -> list[int]:
+def differences(text: str, fingerprint: str) -> list[int]:
     """The groups, counted from 1, in which what somebody read out differs from a fingerprint; none: it is that one.
 
     Args:
-        given: a code in upper or lower case, with or without hyphens, O, I and L for 0, 1 and 1; or all 64 hexadecimal
+        text: a code in upper or lower case, with or without hyphens, O, I and L for 0, 1 and 1; or all 64 hexadecimal
             digits, with or without spaces, colons and `SHA256:`.
         fingerprint: 64 hexadecimal digits.
 
     Raises:
-        ConfigError: `given` is neither.
+        ConfigError: `text` is neither.
     """
-    digits = re.sub(r"[\s:-]", "", given.lower().removeprefix("sha256:"))
+    digits = re.sub(r"[\s:-]", "", text.lower().removeprefix("sha256:"))
     letters = digits.upper().translate(_FOLD)
     if _HEX.fullmatch(digits):
         pairs = zip(_groups(digits), _groups(fingerprint), strict=True)
@@ -200,7 +200,7 @@ def differences(given: str, fingerprint: str) -> list[int]:
         pairs = zip(_groups(letters), code(fingerprint).split("-"), strict=True)
     else:
         raise ConfigError(
-            f"code {short(given)!r}: expected four groups of four, such as K7QF-2M4X-9RTA-HWZC, as `protofed certs "
+            f"code {short(text)!r}: expected four groups of four, such as K7QF-2M4X-9RTA-HWZC, as `protofed certs "
             "request` prints them where the key is, and `protofed consortium offer`; or the fingerprint's 64 "
             "hexadecimal digits"
         )

@@ -38,7 +38,7 @@ class PartialBlob:
         self._path, self._marks = path, path.with_name(f"{path.name}{MARKS}")
         self._lock = threading.Lock()
         self._total = path.stat().st_size if path.exists() else None
-        self._started = 0  # how many files there were: `check` reads one without the lock
+        self._generation = 0  # how many files there were: `check` reads one without the lock
         self._checked = False  # the file is whole, durable, and what was announced
 
     @property
@@ -118,14 +118,14 @@ class PartialBlob:
         with self._on_disk():
             with self._lock:
                 self._check_complete()
-                started = self._started
+                generation = self._generation
             # Without the lock: `link` must not wait while gigabytes are read, and of what is complete no chunk changes.
             data = self._read(self._path)
             is_sound = digest(data) == address
             if is_sound:
                 self._sync()
             with self._lock:
-                if self._started != started:
+                if self._generation != generation:
                     raise IncompleteUploadError(_GONE)
                 if not is_sound:
                     raise self._not_announced()
@@ -213,7 +213,7 @@ class PartialBlob:
     def _remove(self) -> None:
         """The marks first: marks without data would be taken for another blob's chunks."""
         self._total, self._checked = None, False
-        self._started += 1
+        self._generation += 1
         self._marks.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
 

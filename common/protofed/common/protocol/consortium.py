@@ -107,13 +107,13 @@ class Consortium:
         own = self.coordinator.casefold()
         return tuple(one for one in self.partners if own in (one.institution.casefold(), one.site))
 
-    def differences(self, given: str) -> list[int]:
+    def differences(self, text: str) -> list[int]:
         """The groups, from 1, in which a code that a person read out differs from this list's; none: it is that one.
 
         Raises:
             ConfigError: it is no code.
         """
-        return certificate.differences(given, _stretched(self.document))
+        return certificate.differences(text, _stretched(self.document))
 
     def named(self, sites: Iterable[SiteId]) -> str:
         """These sites with their institutions, in words; one that is not in the list by its id alone."""
@@ -130,31 +130,31 @@ def read(document: str) -> Consortium:
     if len(document) > MAX_BYTES:
         raise ConfigError(f"a consortium's list has at most {MAX_BYTES} bytes; this one has {len(document)}")
     try:
-        found = _LIST.validate_json(document)
+        consortium = _LIST.validate_json(document)
     except ValidationError as error:
         raise ConfigError("this is no consortium's list: expected number, coordinator and partners") from error
-    return checked(found)
+    return checked(consortium)
 
 
-def checked(found: Consortium) -> Consortium:
+def checked(consortium: Consortium) -> Consortium:
     """The list, checked.
 
     Raises:
         ConfigError: too few or too many partners, out of order, two of one site or key, or a name that cannot be shown.
     """
-    sites, keys = [one.site for one in found.partners], [one.identity for one in found.partners]
+    sites, keys = [one.site for one in consortium.partners], [one.identity for one in consortium.partners]
     if not MIN_SECURE_SITES <= len(sites) <= MAX_PARTNERS:
         raise ConfigError(f"a consortium has {MIN_SECURE_SITES} to {MAX_PARTNERS} partners; this list has {len(sites)}")
-    if found.number < 1 or sites != sorted(set(sites)):
+    if consortium.number < 1 or sites != sorted(set(sites)):
         raise ConfigError("a consortium's list is numbered from 1, sorted by site, and names each site once")
     if len(set(keys)) < len(keys):
         raise ConfigError("two partners of the consortium have the same identity: one of them stands for another")
-    for one in found.partners:
+    for one in consortium.partners:
         check_id("site", one.site)
         check_name(one.institution)
         check_identity(one.identity)
-    check_name(found.coordinator)
-    return found
+    check_name(consortium.coordinator)
+    return consortium
 
 
 def check_identity(identity: str) -> str:
@@ -188,16 +188,16 @@ def changes(before: Consortium | None, after: Consortium) -> list[str]:
     if before is None:
         return []
     old, new = ({one.site: one for one in known.partners} for known in (before, after))
-    said = [f"{new[site]} is new." for site in sorted(new.keys() - old.keys())]
-    said += [f"{old[site]} is no longer a partner." for site in sorted(old.keys() - new.keys())]
+    sentences = [f"{new[site]} is new." for site in sorted(new.keys() - old.keys())]
+    sentences += [f"{old[site]} is no longer a partner." for site in sorted(old.keys() - new.keys())]
     for site in sorted(new.keys() & old.keys()):
         if new[site].identity != old[site].identity:
-            said.append(f"{new[site]} has another identity for secure aggregation: ask that hospital why.")
+            sentences.append(f"{new[site]} has another identity for secure aggregation: ask that hospital why.")
         if new[site].institution != old[site].institution:
-            said.append(f"{site} is called {new[site].institution}; the list before said {old[site].institution}.")
+            sentences.append(f"{site} is called {new[site].institution}; the list before said {old[site].institution}.")
     if before.coordinator != after.coordinator:
-        said.append(f"{after.coordinator} runs the server; the list before said {before.coordinator}.")
-    return said
+        sentences.append(f"{after.coordinator} runs the server; the list before said {before.coordinator}.")
+    return sentences
 
 
 _LIST = TypeAdapter(Consortium)

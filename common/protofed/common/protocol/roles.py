@@ -23,8 +23,8 @@ def check_roles(party: Party, roles: Iterable[str]) -> tuple[str, ...]:
     Raises:
         ConfigError: a certificate of this party cannot have one of them.
     """
-    asked, grantable = set(roles), GRANTABLE[party]
-    if foreign := sorted(asked - set(grantable)):
+    requested, grantable = set(roles), GRANTABLE[party]
+    if foreign := sorted(requested - set(grantable)):
         expected = " or ".join(grantable) or "none"
         raise ConfigError(f"role '{short(foreign[0])}' is none of a {party}; expected {expected}")
-    return tuple(role for role in grantable if role in asked)
+    return tuple(role for role in grantable if role in requested)

@@ -207,10 +207,10 @@ def spreads(
     """Each score over the sites that report it; of those that were summed, what the sums say."""
     names = sorted({name for scores in by_site.values() for name in scores})
     values = {name: [scores[name] for scores in by_site.values() if name in scores] for name in names}
-    found = {name: spread(scores, lower_is_better(name)) for name, scores in values.items()}
+    by_name = {name: spread(scores, lower_is_better(name)) for name, scores in values.items()}
     medians = {name: median_low(scores) for name, scores in values.items() if len(scores) > PAIR and _is_shared(name)}
-    found |= {name: replace(found[name], mean=value) for name, value in medians.items()}
-    return dict(sorted((found | dict(sums or {})).items()))
+    by_name |= {name: replace(by_name[name], mean=value) for name, value in medians.items()}
+    return dict(sorted((by_name | dict(sums or {})).items()))
 
 
 def recorded_spreads(entry: Mapping[str, Any]) -> dict[str, Spread]:

@@ -34,8 +34,8 @@ def alone(sites: Iterable[SiteId]) -> Groups:
 
 def whole(groups: Groups, sites: Collection[SiteId]) -> frozenset[SiteId]:
     """Those of the sites whose group is complete among them."""
-    there = frozenset(sites)
-    return frozenset(site for group in groups if there.issuperset(group) for site in group)
+    present = frozenset(sites)
+    return frozenset(site for group in groups if present.issuperset(group) for site in group)
 
 
 def members(groups: Groups) -> frozenset[SiteId]:
@@ -65,8 +65,8 @@ def check_parts(groups: Groups, sites: Collection[SiteId]) -> None:
     Raises:
         SecureAggregationError: they are not so grouped, or the groups are out of order.
     """
-    named = [site for group in groups for site in group]
-    if groups != in_order(groups) or () in groups or sorted(named) != sorted(sites):
+    grouped = [site for group in groups for site in group]
+    if groups != in_order(groups) or () in groups or sorted(grouped) != sorted(sites):
         raise SecureAggregationError("other-group", "the groups are no sorted partition of the roster's sites")
 
 
@@ -77,10 +77,10 @@ def check_whole(groups: Groups, sites: Collection[SiteId], what: str) -> None:
         SecureAggregationError: it splits one, whose sums would differ by the sites that are left out.
     """
     for group in groups:
-        if (there := set(group).intersection(sites)) and len(there) < len(group):
-            left = ", ".join(sorted(set(group) - there))
+        if (present := set(group).intersection(sites)) and len(present) < len(group):
+            absent = ", ".join(sorted(set(group) - present))
             raise SecureAggregationError(
-                "broken-group", f"the {what} are without {left} of the group {', '.join(group)}"
+                "broken-group", f"the {what} are without {absent} of the group {', '.join(group)}"
             )
 
 

@@ -136,13 +136,13 @@ def combined(
     Raises:
         SecureAggregationError: there are fewer shares than the threshold.
     """
-    usable = {place: given for place, given in shares.items() if all(len(share) == SEED_BYTES for share in given)}
+    usable = {place: row for place, row in shares.items() if all(len(share) == SEED_BYTES for share in row)}
     if len(usable) < threshold:
         raise SecureAggregationError("too-few-shares", f"{len(usable)} shares are there, and {threshold} are needed")
     seeds: list[bytes | None] = [None] * len(are_seeds)
 
-    def gives(some: tuple[int, ...], number: int) -> bool:
-        seed = Shamir.combine([(place + 1, usable[place][number]) for place in some])
+    def gives(choice: tuple[int, ...], number: int) -> bool:
+        seed = Shamir.combine([(place + 1, usable[place][number]) for place in choice])
         seeds[number] = seed if are_seeds[number](seed) else None
         return seeds[number] is not None
 
@@ -152,13 +152,13 @@ def combined(
     places = sorted(usable)
     for number in missing():
         gives(tuple(places[:threshold]), number)
-    for some, turn in _choices(places, threshold, len(missing())):
-        if not (left := missing()):
+    for choice, turn in _choices(places, threshold, len(missing())):
+        if not (unsolved := missing()):
             break
         # One seed a try, in turn: that of a site which dealt false shares must not use up the tries of all others.
-        if gives(some, left[turn % len(left)]):
+        if gives(choice, unsolved[turn % len(unsolved)]):
             for number in missing():
-                gives(some, number)
+                gives(choice, number)
     return seeds
 
 
@@ -167,7 +167,7 @@ def _choices(places: Sequence[int], count: int, seeds: int) -> Iterator[tuple[tu
     in order are nearly the same.
     """
     if math.comb(len(places), count) * seeds <= 2 * _MAX_TRIES:
-        yield from ((some, turn) for turn in range(seeds) for some in itertools.combinations(places, count))
+        yield from ((choice, turn) for turn in range(seeds) for choice in itertools.combinations(places, count))
         return
     rng = np.random.default_rng(0)
     for turn in range(_MAX_TRIES):

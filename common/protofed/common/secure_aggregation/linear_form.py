@@ -216,25 +216,25 @@ class SumLayout:
         Raises:
             SecureAggregationError: the update is not of this layout.
         """
-        held = np.zeros(self.classes, dtype=np.uint64)
+        flags = np.zeros(self.classes, dtype=np.uint64)
         if self.form.rows is not None:
-            held[[int(c) for c in self._rows(update)]] = 1
+            flags[[int(c) for c in self._rows(update)]] = 1
         elif self.form.shares is not None:
-            held[self._shares(update) > 0] = 1
-        return held
+            flags[self._shares(update) > 0] = 1
+        return flags
 
-    def numbers(self, update: Update, kept: Array | None = None) -> Array:
+    def numbers(self, update: Update, classes: Array | None = None) -> Array:
         """A site's terms of all sums, [N] float64.
 
         Args:
-            kept: [C] bool, the classes that enough sites hold: of the others nothing is in the vector. None: all.
+            classes: [C] bool, the classes that enough sites hold: of the others nothing is in the vector. None: all.
 
         Raises:
             SecureAggregationError: the update is not of this layout, or has no example count to weigh it by.
         """
         vector = np.zeros(self.size)
         terms, weight = self.named(vector), self._weight(update)
-        kept = np.ones(self.classes, dtype=bool) if kept is None else kept
+        classes = np.ones(self.classes, dtype=bool) if classes is None else classes
         if WEIGHT in terms:
             terms[WEIGHT][...] = weight
         for key, term in terms.items():
@@ -242,10 +242,10 @@ class SumLayout:
                 np.multiply(_tensor(update, key, term.shape), weight, out=term, dtype=np.float64)
         if self.form.rows is not None:
             for name, row in self._rows(update).items():
-                if kept[int(name)]:
+                if classes[int(name)]:
                     terms[ROWS][int(name)], terms[CONTRIBUTORS][int(name)] = row, 1.0
         if self.form.shares is not None:
-            terms[MASS][...] = np.where(kept, weight * self._shares(update), 0.0)
+            terms[MASS][...] = np.where(classes, weight * self._shares(update), 0.0)
             for key, term in terms.items():
                 if key.startswith(MIXTURE):
                     by_class = terms[MASS].reshape(-1, *(1,) * (term.ndim - 1))
@@ -269,13 +269,13 @@ class SumLayout:
                 keys.append(key)
         return keys
 
-    def words(self, update: Update, fixed_point: FixedPoint, kept: Array | None = None) -> Array:
+    def words(self, update: Update, fixed_point: FixedPoint, classes: Array | None = None) -> Array:
         """`numbers` as words of the ring, [N] uint64.
 
         Raises:
             SecureAggregationError: as `numbers`, or a number is none.
         """
-        return fixed_point.encoded(self.numbers(update, kept))
+        return fixed_point.encoded(self.numbers(update, classes))
 
     def _weight(self, update: Update) -> float:
         if self.form.weighting == "uniform":

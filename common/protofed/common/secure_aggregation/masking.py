@@ -89,7 +89,7 @@ def opened_shares(
     Raises:
         SecureAggregationError: one was not sealed by the site that it names, for this roster and this site.
     """
-    found = {}
+    shares = {}
     for site, ciphertext in deliveries.items():
         try:
             plain = _seal(secrets, roster, site, secrets.site).decrypt(_NONCE, ciphertext, None)
@@ -97,8 +97,8 @@ def opened_shares(
             raise SecureAggregationError(
                 "bad-shares", f"the shares in the name of {site} were not sealed by it"
             ) from error
-        found[site] = unpacked(plain, secrets.context.vectors)
-    return found
+        shares[site] = unpacked(plain, secrets.context.vectors)
+    return shares
 
 
 def packed(shares: SharesOfSite) -> bytes:
@@ -194,27 +194,27 @@ def opened(masks: Masks, survivors: Sequence[SiteId], revealed: Mapping[SiteId, 
     """
     dropped = [site for site in masks.included if site not in survivors]
     shares = {
-        masks.roster.places[by]: [told.self_seeds[site] for site in survivors]
-        + [told.mask_seeds[site] for site in dropped]
-        for by, told in revealed.items()
-        if told.self_seeds.keys() == set(survivors) and told.mask_seeds.keys() == set(dropped)
+        masks.roster.places[by]: [message.self_seeds[site] for site in survivors]
+        + [message.mask_seeds[site] for site in dropped]
+        for by, message in revealed.items()
+        if message.self_seeds.keys() == set(survivors) and message.mask_seeds.keys() == set(dropped)
     }
     promised = [partial(_is_self_seed, masks, site) for site in survivors]
     promised += [partial(_is_mask_seed, masks, site) for site in dropped]
     seeds = dict(zip([*survivors, *dropped], combined(shares, masks.roster.threshold, promised), strict=True))
-    found = {site: seed for site, seed in seeds.items() if seed is not None}
-    if len(found) < len(seeds):
+    known = {site: seed for site, seed in seeds.items() if seed is not None}
+    if len(known) < len(seeds):
         raise SecureAggregationError(
-            "false-shares", _who_lied(masks, sorted(seeds.keys() - found.keys()), found, revealed)
+            "false-shares", _who_lied(masks, sorted(seeds.keys() - known.keys()), known, revealed)
         )
-    return Opened({site: found[site] for site in survivors}, {site: found[site] for site in dropped})
+    return Opened({site: known[site] for site in survivors}, {site: known[site] for site in dropped})
 
 
-def _who_lied(masks: Masks, failed: Sequence[SiteId], found: Collection[SiteId], revealed: Collection[SiteId]) -> str:
+def _who_lied(masks: Masks, failed: Sequence[SiteId], known: Collection[SiteId], revealed: Collection[SiteId]) -> str:
     """As far as it can be known: a site dealt false shares of its seed, or too many revealed false ones of it."""
     many = len(revealed) - masks.roster.threshold + 1
     liars = f"{many} or more of {', '.join(sorted(revealed))} revealed false ones"
-    if not found:  # of all seeds at once
+    if not known:  # of all seeds at once
         return f"the shares that sites revealed give no seed that was promised: {liars}"
     names = ", ".join(failed)
     return f"the shares of {names} do not give what {names} promised: dealt false, or {liars}; those of all others do"
@@ -275,9 +275,9 @@ def _is_mask_seed(masks: Masks, site: SiteId, seed: bytes) -> bool:
     return public_bytes(private) == masks.roster.mask_key(site, masks.vector)
 
 
-def _add_pairs(total: Array, masks: Masks, site: SiteId, private: X25519PrivateKey, others: Iterable[SiteId]) -> None:
+def _add_pairs(total: Array, masks: Masks, site: SiteId, private: X25519PrivateKey, partners: Iterable[SiteId]) -> None:
     """Add a site's halves of the masks that it has with others: of each pair the first adds, the second subtracts."""
-    for other in others:
+    for other in partners:
         if other != site:
             add_mask(total, masks.pair_key(site, private, other), subtract=site > other)
 

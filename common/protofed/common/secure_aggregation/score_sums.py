@@ -94,6 +94,6 @@ def total_of(names: Sequence[str], by_site: Iterable[Scores]) -> Array:
     layout = layout_of(names)
     terms = [terms_of("", names, summable(names, scores)) for scores in by_site]
     flags = [layout.flags(update) for update in terms]
-    kept = np.sum(flags, axis=0) >= CONTRIBUTORS
-    words = [layout.words(update, POINT, kept) for update in terms]
+    classes = np.sum(flags, axis=0) >= CONTRIBUTORS
+    words = [layout.words(update, POINT, classes) for update in terms]
     return np.asarray(np.sum(words, axis=0, dtype=np.uint64))

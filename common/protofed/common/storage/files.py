@@ -153,10 +153,10 @@ def network_type(path: PurePath, mounts: str) -> str | None:
     """
     longest, kind = -1, ""
     for line in mounts.splitlines():
-        _device, folder, found, *_ = line.split(" ")
+        _device, folder, fs_type, *_ = line.split(" ")
         at = PurePath(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), folder))
         if path.is_relative_to(at) and len(at.parts) >= longest:  # the later one covers the earlier
-            longest, kind = len(at.parts), found
+            longest, kind = len(at.parts), fs_type
     return kind if kind in NETWORK else None
 
 
@@ -207,10 +207,10 @@ def sweep(folders: Iterable[Path], name: str = "*") -> int:
     Args:
         name: a pattern: only those of files that are called so.
     """
-    left = [path for folder in folders if folder.is_dir() for path in folder.glob(f"{TEMPORARY}{name}-{_RANDOM}")]
-    for path in left:
+    leftovers = [path for folder in folders if folder.is_dir() for path in folder.glob(f"{TEMPORARY}{name}-{_RANDOM}")]
+    for path in leftovers:
         path.unlink(missing_ok=True)
-    return len(left)
+    return len(leftovers)
 
 
 def _unusable(folder: Path, error: OSError) -> StateError:

@@ -75,7 +75,7 @@ def segments(path: Path, archive: Path | None = None) -> list[Segment]:
     journal = path.with_suffix("") if path.suffix == COMPRESSED else path
     if match := _NUMBERED.fullmatch(journal.stem):
         return [Segment(int(match[2]), path)] if path.is_file() else []
-    found = {} if archive is None else {one.number: one for one in segments(archive / journal.name)}
+    by_number = {} if archive is None else {one.number: one for one in segments(archive / journal.name)}
     # The compressed ones first: a segment that is being archived is there twice.
     beside = journal.parent.glob(f"{glob.escape(journal.stem)}*")
     for file in sorted(beside, key=lambda file: file.suffix != COMPRESSED):
@@ -83,8 +83,8 @@ def segments(path: Path, archive: Path | None = None) -> list[Segment]:
         match = _NUMBERED.fullmatch(plain.stem)
         number = int(match[2]) if match is not None and match[1] == journal.stem else 1
         if plain == segment_path(journal, number) and file.is_file():
-            found[number] = Segment(number, file)
-    return [found[number] for number in sorted(found)]
+            by_number[number] = Segment(number, file)
+    return [by_number[number] for number in sorted(by_number)]
 
 
 Fact: TypeAlias = str | int | float | bool | list["Fact"] | dict[str, "Fact"] | None
@@ -217,11 +217,11 @@ class Journal:
         files.write(path, first.line())
         failpoint.reach("segment-started")
         try:
-            started = os.open(path, os.O_RDWR | os.O_APPEND)
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
         except OSError as error:
             raise files.write_error(path, error) from error
         os.close(self._file)
-        self._file, self._path, self._number = started, path, number
+        self._file, self._path, self._number = descriptor, path, number
         self._last, self._end = first, len(first.line())
 
     def _write(self, lines: bytes) -> None:
@@ -287,21 +287,21 @@ def records(
             missing, truncated, or not the one that was there.
         StateError: a file cannot be read.
     """
-    found = segments(path, archive) or [Segment(1, path)]
-    last, done = NOTHING, 0
+    parts = segments(path, archive) or [Segment(1, path)]
+    last, offset = NOTHING, 0
     before: Segment | None = None
-    for segment in found:
+    for segment in parts:
         if before is not None and segment.number != before.number + 1:
             raise TamperedError(_missing_text(path, before, segment))
         try:
             with segment.open() as file:
                 last = _start(segment, before, last, file.readline(LONGEST + 1))
                 file.seek(0)
-                for record in _chained(segment.path, file, last, is_newest=segment is found[-1]):
+                for record in _chained(segment.path, file, last, is_newest=segment is parts[-1]):
                     yield (last := record)
                     if last.seq % PROGRESS_EVERY == 0:
-                        on_progress(done + file.tell())
-                done += file.tell()
+                        on_progress(offset + file.tell())
+                offset += file.tell()
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise TamperedError(_damaged_text(segment, last)) from error
         except OSError as error:

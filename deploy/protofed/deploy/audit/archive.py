@@ -39,7 +39,7 @@ class Moved:
     compressed: int
 
 
-def archive(path: Path, folder: Path, *, shown: bool = True) -> list[Moved]:
+def archive(path: Path, folder: Path, *, visible: bool = True) -> list[Moved]:
     """Move all segments but the newest, the oldest first.
 
     Args:
@@ -59,7 +59,7 @@ def archive(path: Path, folder: Path, *, shown: bool = True) -> list[Moved]:
     try:
         files.sweep([folder], f"{glob.escape(path.stem)}.*{COMPRESSED}")  # others may write here, too
         *closed, newest = segments(path)
-        status = verify(path, shown=shown)
+        status = verify(path, visible=visible)
         _check_continues(path, folder, [*closed, newest], status)
         return [_move(segment, compressed_path(folder / path.name, segment.number)) for segment in closed]
     finally:
@@ -68,17 +68,17 @@ def archive(path: Path, folder: Path, *, shown: bool = True) -> list[Moved]:
 
 def _check_continues(path: Path, folder: Path, here: list[Segment], status: AuditStatus) -> None:
     """Check that the archive ends where the log begins, or has some of its segments already."""
-    held = segments(folder / path.name)
-    if not held:
+    archived = segments(folder / path.name)
+    if not archived:
         return
-    last, first, newest = held[-1], here[0], here[-1]
+    last, first, newest = archived[-1], here[0], here[-1]
     if last.number >= newest.number:
         raise ConfigError(
             f"{last.path} is there already, and the log's newest segment is {newest.number}: the folder has the "
             "archive of another log, or the log was restored from a backup; expected another folder"
         )
     if last.number < first.number and (
-        last.number != first.number - 1 or verify(last.path, shown=False).newest != status.before
+        last.number != first.number - 1 or verify(last.path, visible=False).newest != status.before
     ):
         raise ConfigError(
             f"{first.path} does not follow {last.path}: expected the folder that has the segment before; "

@@ -81,14 +81,14 @@ def log_file(path: Path) -> Path:
 
 
 def verify(
-    path: Path, expected: Collection[str] = (), *, archive: Path | None = None, shown: bool = True
+    path: Path, expected: Collection[str] = (), *, archive: Path | None = None, visible: bool = True
 ) -> AuditStatus:
     """Read a log whole and check every record against the one before.
 
     Args:
         expected: hashes to look for; printed by an earlier `verify` and kept elsewhere.
         archive: a folder with the log's oldest segments.
-        shown: show a progress bar on a terminal.
+        visible: show a progress bar on a terminal.
 
     Raises:
         AuditError: names the first bad record and its line.
@@ -96,7 +96,7 @@ def verify(
     hashes, count, torn, first, last, half_line = frozenset(expected), 0, 0, None, None, ""
     numbers: dict[str, int] = {}
     try:
-        for record in read(path, archive, shown=shown):
+        for record in read(path, archive, visible=visible):
             if first is None and record.prev in hashes:
                 numbers[record.prev] = record.seq - 1
             first, last, count = first or record, record, count + 1
@@ -115,12 +115,12 @@ def verify(
     )
 
 
-def read(path: Path, archive: Path | None = None, *, shown: bool = True) -> Iterator[Record]:
-    """The records of a log, each checked, with a progress bar on a terminal if `shown`."""
-    found = segments(path, archive)
-    unknown = any(segment.is_compressed for segment in found)  # how many bytes there are
-    size = None if unknown else sum(segment.path.stat().st_size for segment in found) or None
-    with progress("reading the log", size, BYTES, shown=shown) as bar:
+def read(path: Path, archive: Path | None = None, *, visible: bool = True) -> Iterator[Record]:
+    """The records of a log, each checked, with a progress bar on a terminal if `visible`."""
+    parts = segments(path, archive)
+    unknown = any(segment.is_compressed for segment in parts)  # how many bytes there are
+    size = None if unknown else sum(segment.path.stat().st_size for segment in parts) or None
+    with progress("reading the log", size, BYTES, visible=visible) as bar:
         yield from records(path, bar.to, archive=archive)
 
 
@@ -155,7 +155,7 @@ class FollowedLog:
     """What is known of a log.
 
     Attributes:
-        there: whether there is a log at all.
+        exists: whether there is a log at all.
         problem: why its chain of hashes is broken, or it cannot be read; empty: neither.
         last_number: of the last good record, from 1; 0: there is none.
         newest: its hash.
@@ -163,7 +163,7 @@ class FollowedLog:
         missing: how many of the oldest segments are not here.
     """
 
-    there: bool = False
+    exists: bool = False
     problem: str = ""
     last_number: int = 0
     newest: str = ""
@@ -187,7 +187,7 @@ class LogFollower:
     path: Path
     begin: Callable[[], object]
     take: Callable[[Record], object]
-    _seen: list[_Signature] = field(default_factory=list)
+    _signatures: list[_Signature] = field(default_factory=list)
     _last: Record = NOTHING
     _segment: int = 0  # the number of the segment that was read last
     _offset: int = 0  # in it, behind the last whole line
@@ -195,30 +195,30 @@ class LogFollower:
 
     def look(self) -> FollowedLog:
         """Read what is new."""
-        found = segments(self.path)
-        now = [_signature(segment) for segment in found]
-        if now == self._seen and self._state.read_at:
+        parts = segments(self.path)
+        now = [_signature(segment) for segment in parts]
+        if now == self._signatures and self._state.read_at:
             return self._state
-        if self._state.problem and _same_but_grown(self._seen, now):
+        if self._state.problem and _same_but_grown(self._signatures, now):
             return self._state  # growth mends nothing
-        if not self._state.problem and self._state.last_number and _same_but_grown(self._seen, now):
-            self._guarded(lambda: self._read_on(found))
+        if not self._state.problem and self._state.last_number and _same_but_grown(self._signatures, now):
+            self._guarded(lambda: self._read_on(parts))
         else:
-            self._read_whole(found)
-        self._seen = now
+            self._read_whole(parts)
+        self._signatures = now
         return self._state
 
     def recheck(self) -> FollowedLog:
         """Read all of it again."""
-        self._seen, self._state = [], FollowedLog()
+        self._signatures, self._state = [], FollowedLog()
         return self.look()
 
-    def _read_whole(self, found: list[Segment]) -> None:
+    def _read_whole(self, parts: list[Segment]) -> None:
         self.begin()
         self._last, self._segment, self._offset = NOTHING, 1, 0
-        missing = max(0, found[0].number - 1) if found else 0
-        self._state = FollowedLog(bool(found), read_at=time.time(), missing=missing)
-        if found:
+        missing = max(0, parts[0].number - 1) if parts else 0
+        self._state = FollowedLog(bool(parts), read_at=time.time(), missing=missing)
+        if parts:
             self._guarded(self._read_all)
 
     def _read_all(self) -> None:
@@ -228,9 +228,9 @@ class LogFollower:
                     self._segment, self._offset = number, 0
                 self._add(record, len(record.line()))
 
-    def _read_on(self, found: list[Segment]) -> None:
+    def _read_on(self, parts: list[Segment]) -> None:
         """The rest of the segment that was read last, and those after it."""
-        for segment in found:
+        for segment in parts:
             if segment.number < self._segment:
                 continue
             if segment.number > self._segment:

@@ -59,9 +59,9 @@ class Message:
     @property
     def task_id(self) -> str:
         """Of its task; a chunk's is within its upload's id. Empty: it belongs to none."""
-        given: str = self.fields.get("task_id", "")
+        own_id: str = self.fields.get("task_id", "")
         upload: str = self.fields.get("upload", "")
-        return given or upload.rpartition(".")[0].rpartition(".")[2]
+        return own_id or upload.rpartition(".")[0].rpartition(".")[2]
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ class LogReader:
     def read(self, record: Record) -> Entry | None:
         """What a record is; None: nothing that is shown."""
         fields: Mapping[str, Any] = record.facts
-        named = fields.get("run") or fields.get("facts", {}).get("run", "")
-        if isinstance(named, str) and (run := _run(named)):
+        run_name = fields.get("run") or fields.get("facts", {}).get("run", "")
+        if isinstance(run_name, str) and (run := _run(run_name)):
             self.runs.add(run)
         match record.event:
             case "sent" | "call":
@@ -282,8 +282,8 @@ class AuditSummary:
             case Answer(message):
                 self._of(message).count(message)
             case GivenTask():
-                given = self.tasks.setdefault((entry.run, entry.round, entry.kind, entry.base), TasksGiven())
-                given.count, given.fields = given.count + 1, entry.fields
+                total = self.tasks.setdefault((entry.run, entry.round, entry.kind, entry.base), TasksGiven())
+                total.count, total.fields = total.count + 1, entry.fields
             case Note():
                 if entry.event == "refused":
                     self.rounds.setdefault((entry.run or "", entry.round or 0), RoundSummary()).errors[POLICY] += 1
@@ -315,7 +315,7 @@ def summarize(
     run: str | None = None,
     round: int | None = None,
     messages: bool = False,
-    shown: bool = True,
+    visible: bool = True,
 ) -> AuditSummary:
     """Read a log, check it, and sum up its messages.
 
@@ -323,7 +323,7 @@ def summarize(
         archive: a folder with the log's oldest segments.
         run, round: only messages of these.
         messages: keep each message, too.
-        shown: show a progress bar on a terminal.
+        visible: show a progress bar on a terminal.
 
     Raises:
         AuditError: the log was changed; names the first bad record and its line.
@@ -331,7 +331,7 @@ def summarize(
     """
     summary, reader = AuditSummary(), LogReader()
     try:
-        for record in read(path, archive, shown=shown):
+        for record in read(path, archive, visible=visible):
             if (entry := reader.read(record)) is None:
                 continue
             if (run is None or entry.run in (None, run)) and (round is None or entry.round in (None, round)):
@@ -453,7 +453,7 @@ def _unchecked(path: Path) -> Iterator[Entry]:
         try:
             with segment.open() as file:
                 for line in file:
-                    if any(wanted in line for wanted in _WANTED):
+                    if any(mark in line for mark in _WANTED):
                         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
                             if entry := reader.read(Record(**json.loads(line))):
                                 yield entry
@@ -497,8 +497,10 @@ def _note(event: str, fields: Mapping[str, Any]) -> str:
             at = f"round {fields.get('round')} of run {fields.get('run')}"
             return f"privacy spent, {at}: {of_all}{budget}; {fields.get('withheld')}"
         case "resumed":
-            lost = f"not recorded, nor answered: {_calls(fields['unrecorded'])}"
-            return f"there was no room for records: {lost}; refused before they acted: {_calls(fields['refused'])}"
+            unrecorded = f"not recorded, nor answered: {_calls(fields['unrecorded'])}"
+            return (
+                f"there was no room for records: {unrecorded}; refused before they acted: {_calls(fields['refused'])}"
+            )
         case "counted":
             peer = f"{fields['peer'].get('party')} '{fields['peer'].get('name')}'"
             return f"{peer} without lines of their own: {_calls(fields['calls'])}; {fields.get('bytes')} bytes"

@@ -70,8 +70,8 @@ def summary_parts(summary: AuditSummary, *, messages: bool) -> Iterable[Renderab
         yield _table(TASKS, _once_a_run(sorted(summary.tasks.items())))
     if messages and summary.messages:
         yield Text()
-        named = any(message.who for message in summary.messages)
-        yield _table([column for column in MESSAGES if named or column.head != "who"], summary.messages)
+        has_who = any(message.who for message in summary.messages)
+        yield _table([column for column in MESSAGES if has_who or column.head != "who"], summary.messages)
     if summary.notes:
         yield Text()
         yield _table(NOTES, summary.notes)
@@ -115,8 +115,8 @@ def _plain_round(run: str, number: int, summary: RoundSummary) -> dict[str, Any]
 
 def _table(columns: Iterable[Column[R]], rows: Iterable[R]) -> Table:
     """Text of columns that do not wrap stays whole, digits above all; no header is cut."""
-    made = [replace(one, cell=_escaped(one.cell), width=len(one.head)) for one in columns]
-    return terminal(made, rows, TableStyle(heads="dim"))
+    terminal_columns = [replace(one, cell=_escaped(one.cell), width=len(one.head)) for one in columns]
+    return terminal(terminal_columns, rows, TableStyle(heads="dim"))
 
 
 def _once_a_run(items: Iterable[tuple[K, V]]) -> Iterator[tuple[str, K, V]]:

@@ -266,8 +266,8 @@ def issue(
         StateError: a folder cannot be made or written.
     """
     check_issue(folder, party, name, hosts)
-    asked = read_request(request(folder, party, name, hosts), "the request")
-    return install(folder, sign_request(asked, authority, days, renewal=renewal))
+    csr = read_request(request(folder, party, name, hosts), "the request")
+    return install(folder, sign_request(csr, authority, days, renewal=renewal))
 
 
 def check_issue(folder: Path, party: Party, name: str, hosts: Sequence[str] = ()) -> None:
@@ -384,7 +384,7 @@ def _check_authorities(bundle: Bundle, codes: Sequence[str]) -> None:
     """Every CA of a bundle, for one that somebody added on its way could let a foreign server in."""
     for authority in bundle.authorities if codes else ():
         fingerprint = certs_files.key_fingerprint(authority.public_key())
-        if all(differences(given, fingerprint) for given in codes):
+        if all(differences(code, fingerprint) for code in codes):
             raise ConfigError(
                 f"the bundle trusts {authority_name(authority)}, which is not the CA whose code you gave; do not "
                 "install it, and ask the operator over the telephone"

@@ -107,8 +107,8 @@ def table(rows: Sequence[CertRow], now: datetime) -> RenderableType:
     if not rows:
         return Text("No certificates yet. Ask for one with: protofed certs request")
     columns = _columns(now)
-    shown = [column for column in columns if any(str(column.cell(row)) for row in rows)]
-    return terminal(shown, rows, KEYS)
+    visible = [column for column in columns if any(str(column.cell(row)) for row in rows)]
+    return terminal(visible, rows, KEYS)
 
 
 def _columns(now: datetime) -> Sequence[Column[CertRow]]:

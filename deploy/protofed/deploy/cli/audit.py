@@ -47,7 +47,7 @@ def verify(
     problems: list[str] = []
     for path in [audit.log_file(path) for path in paths]:
         try:
-            status = audit.verify(path, expected, archive=archive, shown=not as_json)
+            status = audit.verify(path, expected, archive=archive, visible=not as_json)
         except audit.AuditError as error:
             problems.append(str(error))
             continue
@@ -88,8 +88,8 @@ def show(
     from protofed.deploy.audit import view
     from protofed.deploy.audit.reader import summarize
 
-    shown = not (as_json or bases)
-    summary = summarize(audit.log_file(path), archive, run=run, round=round, messages=messages, shown=shown)
+    visible = not (as_json or bases)
+    summary = summarize(audit.log_file(path), archive, run=run, round=round, messages=messages, visible=visible)
     if as_json:
         print_json(view.plain(summary, messages=messages))
         return
@@ -116,7 +116,7 @@ def archive(
     from protofed.deploy.audit import log as audit
     from protofed.deploy.audit.view import moved_lines
 
-    moved = archives.archive(audit.log_file(path), into, shown=not as_json)
+    moved = archives.archive(audit.log_file(path), into, visible=not as_json)
     if as_json:
         rows = [asdict(one) | {"file": str(one.file)} for one in moved]
         print_json({"moved": rows})

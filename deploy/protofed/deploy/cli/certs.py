@@ -111,8 +111,8 @@ def issue(
     from protofed.deploy.certs.lifecycle import check_issue
     from protofed.deploy.cli import certs_output
 
-    named = {Party.SITE: site, Party.OPERATOR: operator, Party.SERVER: server_name}
-    party = Local(*certs_output.party_of(named), identity, tuple(host or ()))
+    options = {Party.SITE: site, Party.OPERATOR: operator, Party.SERVER: server_name}
+    party = Local(*certs_output.party_of(options), identity, tuple(host or ()))
     roles = check_roles(party.party, role or ())
     check_issue(party.folder, party.party, party.name, party.hosts)
     output = certs_output.Output(as_json)
@@ -446,12 +446,12 @@ def _confirm(request: Request, days: int, output: Output, fingerprint: str | Non
             "no terminal to ask on; have the party read you its key's code over the telephone (`protofed certs "
             "request` printed it there) and give that as --fingerprint"
         )
-    for left in reversed(range(_TRIES)):
+    for tries_left in reversed(range(_TRIES)):
         try:
             check_key(request, typer.prompt("Code that the party reads to you over the telephone", err=True), where)
             break
         except ConfigError as error:  # misheard, mistyped or another key: heard again, it tells which
-            if not left:
+            if not tries_left:
                 raise
             output.say(str(error), style="yellow")
 
@@ -465,12 +465,12 @@ def _read_authority(folder: Path, passphrase_file: Path | None) -> Authority:
     from protofed.deploy.certs import files
     from protofed.deploy.certs.lifecycle import CA_KEY, read_authority
 
-    given = _passphrase(passphrase_file)
-    if given is None and files.is_encrypted(folder / CA_KEY):
+    passphrase = _passphrase(passphrase_file)
+    if passphrase is None and files.is_encrypted(folder / CA_KEY):
         if not sys.stdin.isatty():
             raise ConfigError(f"the key of the CA in {folder} is encrypted; give --passphrase-file")
-        given = str(typer.prompt("Passphrase of the CA's key", hide_input=True)).encode()
-    return read_authority(folder, given)
+        passphrase = str(typer.prompt("Passphrase of the CA's key", hide_input=True)).encode()
+    return read_authority(folder, passphrase)
 
 
 def _passphrase(path: Path | None) -> bytes | None:

@@ -137,16 +137,16 @@ def install_certificate(
     return installed
 
 
-def party_of(named: Mapping[Party, str | None]) -> tuple[Party, str]:
+def party_of(options: Mapping[Party, str | None]) -> tuple[Party, str]:
     """The one party that the options name.
 
     Raises:
         ConfigError: they name none, or several.
     """
-    given = [(party, name) for party, name in named.items() if name is not None]
-    if len(given) != 1:
+    parties = [(party, name) for party, name in options.items() if name is not None]
+    if len(parties) != 1:
         raise ConfigError("expected exactly one of --site ID, --operator NAME and --server-name NAME")
-    return given[0]
+    return parties[0]
 
 
 def row_of(bundle: Bundle) -> CertRow:

@@ -86,16 +86,16 @@ def start(
 
     log_as_daemon(context)
     keep_memory()
-    given: dict[str, Any] = {"site": site, "server": server, "policy": policy, "state": state, "roles": role}
-    given |= {
+    options: dict[str, Any] = {"site": site, "server": server, "policy": policy, "state": state, "roles": role}
+    options |= {
         "partition_index": partition_index,
         "device": device,
         "identity": identity,
         "plaintext": plaintext or None,
         "proxy": proxy,
     }
-    given |= {"metrics": metrics}
-    daemon_settings = read_settings(ClientSettings, settings, given)
+    options |= {"metrics": metrics}
+    daemon_settings = read_settings(ClientSettings, settings, options)
     run_client(daemon_settings, until_finished=until_finished, give_up_after_s=give_up_after)
 
 
@@ -237,7 +237,7 @@ def pause(
 
     end = None if until is None else pause_end(until, utc_now())
     tail = "this site takes no new task; a fit in progress is finished and sent"
-    say(orders.noticed_text(orders.pause(state, end, reason, lambda started: say(f"{started}: {tail}"))))
+    say(orders.noticed_text(orders.pause(state, end, reason, lambda order: say(f"{order}: {tail}"))))
 
 
 @client.command("resume")
@@ -313,18 +313,18 @@ def scores(
     from protofed.deploy.site.own_scores import ScoresView
 
     orders.check_state(state)
-    kept = OwnScores(state / FOLDER)
+    stored = OwnScores(state / FOLDER)
     if run is None:
-        run = next(reversed(kept.runs()), None)
-    view = ScoresView([], HandedIn()) if run is None else ScoresView(kept.rounds(run), handed_in(state / FILE, run))
+        run = next(reversed(stored.runs()), None)
+    view = ScoresView([], HandedIn()) if run is None else ScoresView(stored.rounds(run), handed_in(state / FILE, run))
     if as_json:
         print_json({"run": run, **view.plain()})
     elif run is None:
         console.print(NO_SCORES, highlight=False)
     else:
         console.print(f"[bold]{run}[/bold]", highlight=False)
-        for shown in view.tables(console.width):
-            console.print(shown)
+        for table in view.tables(console.width):
+            console.print(table)
         for line in view.legend():
             console.print(line, highlight=False, markup=False)
 
@@ -356,22 +356,22 @@ def budget(
 
     orders.check_state(state)
     allowed = None if policy is None else Policy.read(shipped.policy(policy)).rules.dp
-    found = asdict(privacy_spent(read(state / FILE), allowed, delta))
+    spending = asdict(privacy_spent(read(state / FILE), allowed, delta))
     if as_json:
-        print_json(found)
+        print_json(spending)
     else:
-        _show(found)
+        _show(spending)
 
 
-def _show(found: dict[str, Any]) -> None:
-    if not found["runs"] and not found["torn"]:
+def _show(spending: dict[str, Any]) -> None:
+    if not spending["runs"] and not spending["torn"]:
         say(NOTHING_SPENT)
     else:
-        console.print(terminal(RUNS, found["runs"], BOXED), highlight=False)
-        if found["torn"]:
-            say(f"half-written lines, each counted as the largest fit: {found['torn']}")
-    of = "" if found["budget"] is None else f" of {found['budget']:g} for each {found['unit']}"
-    say(f"spent by all together: epsilon {_text(found['epsilon'])}{of}, at delta {found['delta']:g}")
+        console.print(terminal(RUNS, spending["runs"], BOXED), highlight=False)
+        if spending["torn"]:
+            say(f"half-written lines, each counted as the largest fit: {spending['torn']}")
+    of = "" if spending["budget"] is None else f" of {spending['budget']:g} for each {spending['unit']}"
+    say(f"spent by all together: epsilon {_text(spending['epsilon'])}{of}, at delta {spending['delta']:g}")
     say(PUBLIC)
 
 

@@ -76,7 +76,7 @@ def check(
             raise ConfigError("--preview shows what a run would send; give the run's recipe")
     run_recipe = None if recipe is None else shipped.recipe(recipe, assignments or ())
     daemon_settings = _settings(settings, {"policy": policy, "roles": role, "partition_index": partition_index})
-    with _bar(shown=not as_json) as bar:
+    with _bar(visible=not as_json) as bar:
         from protofed.deploy.site import check_table  # with PyTorch, which takes seconds
 
         result = _check_site(daemon_settings, run_recipe, bar)
@@ -85,8 +85,8 @@ def check(
             _draw(result, contact_sheet)
     view = _preview(result, daemon_settings, as_json=as_json) if preview else None
     if as_json:
-        shown = check_table.plain(result) | ({"preview": view.plain()} if view else {})
-        print_json(shown, ascii=False)
+        report = check_table.plain(result) | ({"preview": view.plain()} if view else {})
+        print_json(report, ascii=False)
     else:
         _show(result, contact_sheet, view)
     if code := _exit_code(result, view):
@@ -131,7 +131,7 @@ def _preview(result: SiteCheck, settings: ClientSettings, *, as_json: bool) -> P
     )
 
 
-def _settings(file: Path | None, given: dict[str, Any]) -> ClientSettings:
+def _settings(file: Path | None, options: dict[str, Any]) -> ClientSettings:
     """The daemon's settings, with placeholders for required ones that are not about data."""
     from protofed.common.config.settings import ClientSettings, read_settings
     from protofed.common.config.toml_files import read_table
@@ -139,9 +139,9 @@ def _settings(file: Path | None, given: dict[str, Any]) -> ClientSettings:
     from_file = {} if file is None else read_table(file)
     for name in ("site", "policy", "state"):
         variable = f"PROTOFED_CLIENT_{name.upper()}"
-        if given.get(name) is None and name not in from_file and variable not in os.environ:
-            given = {**given, name: _PLACEHOLDER}
-    return read_settings(ClientSettings, file, given)
+        if options.get(name) is None and name not in from_file and variable not in os.environ:
+            options = {**options, name: _PLACEHOLDER}
+    return read_settings(ClientSettings, file, options)
 
 
 def _check_site(settings: ClientSettings, recipe: Recipe | None, bar: Bar) -> SiteCheck:
@@ -180,10 +180,10 @@ def _draw(result: SiteCheck, file: Path) -> None:
 
 
 @contextmanager
-def _bar(*, shown: bool) -> Iterator[Bar]:
+def _bar(*, visible: bool) -> Iterator[Bar]:
     from protofed.deploy.progress import progress
 
-    with progress("looking at images", unit="images", shown=shown) as bar:
+    with progress("looking at images", unit="images", visible=visible) as bar:
         yield bar
 
 
@@ -236,7 +236,7 @@ def plan_view(
     from protofed.common.codec import Digest
     from protofed.deploy.progress import progress
 
-    with progress(f"building {recipe.model.name}", shown=progress_shown):
+    with progress(f"building {recipe.model.name}", visible=progress_shown):
         from protofed.client.state.dp_ledger import FILE, read
         from protofed.deploy.site.partners import PartnersView
         from protofed.deploy.site.plan import site_plan  # with PyTorch, which takes seconds

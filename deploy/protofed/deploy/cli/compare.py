@@ -135,11 +135,13 @@ def compare(
     )
     chosen = experiment.varied(read, vary) if vary else read
     if dry_run:
-        asked = chosen, request.grid, request.tune_by, request.tuned_on, rounds, out
-        made = tuning.search(*asked)[1] if tune else experiment.jobs_of(chosen, request.seeds, rounds, out)
-        for job in made:
+        search_args = chosen, request.grid, request.tune_by, request.tuned_on, rounds, out
+        planned_jobs = (
+            tuning.search(*search_args)[1] if tune else experiment.jobs_of(chosen, request.seeds, rounds, out)
+        )
+        for job in planned_jobs:
             check_simulation(job.recipe, device=device)
-        show_dry_run([job.recipe for job in made], simulated=True)
+        show_dry_run([job.recipe for job in planned_jobs], simulated=True)
         return
     compare(chosen, request, page)
 

@@ -41,14 +41,16 @@ def connected(group: typer.Typer, name: str) -> Callable[[Callable[..., None]], 
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
-        def run_command(*, server: str, identity: Path | None, plaintext: bool, **given: object) -> None:
+        def run_command(*, server: str, identity: Path | None, plaintext: bool, **options: object) -> None:
             from protofed.deploy.operator.connection import Operator
             from protofed.deploy.progress import progress
 
             with Operator(server, identity, plaintext) as operator:
-                shown = not given.get("as_json")
-                operator.waiting_display = progress(f"waiting for {server}", shown=shown, after_s=WAIT_DISPLAY_DELAY_S)
-                function(operator, **given)
+                visible = not options.get("as_json")
+                operator.waiting_display = progress(
+                    f"waiting for {server}", visible=visible, after_s=WAIT_DISPLAY_DELAY_S
+                )
+                function(operator, **options)
 
         # `Operator` is imported for type checking only, so the name cannot be resolved here; its type is not needed.
         hints = get_type_hints(function, localns={"Operator": object}, include_extras=True)
@@ -73,10 +75,10 @@ def with_options(
         for name, (kind, default) in more.items()
     ]
     # Typer reads the signature and the annotations separately; both must name the same parameters.
-    made: Any = command
-    made.__signature__ = inspect.Signature([*own, *options])
-    made.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *options)}
-    made.__doc__ = doc
+    target: Any = command
+    target.__signature__ = inspect.Signature([*own, *options])
+    target.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *options)}
+    target.__doc__ = doc
     return command
 
 
@@ -124,9 +126,11 @@ def _recipe_paths(incomplete: str) -> list[str]:
 def _asked(context: typer.Context, question: Callable[[Operator], list[str]]) -> list[str]:
     from protofed.deploy.operator.connection import Operator
 
-    given = context.params
+    options = context.params
     try:
-        with Operator(given.get("server") or LOCAL, given.get("identity"), bool(given.get("plaintext"))) as operator:
+        with Operator(
+            options.get("server") or LOCAL, options.get("identity"), bool(options.get("plaintext"))
+        ) as operator:
             return question(operator)
     except (ProtofedError, OSError):
         return []

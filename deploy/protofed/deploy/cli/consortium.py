@@ -45,34 +45,34 @@ def offer(
     from protofed.common.protocol.consortium import changes, read
     from protofed.deploy.site.partners import described
 
-    found = operator.consortium(coordinator)
-    if not found.proposed:
-        raise ConfigError(f"no list can be offered: {found.problem}")
-    listed, before = read(found.proposed), read(found.offered) if found.offered else None
+    info = operator.consortium(coordinator)
+    if not info.proposed:
+        raise ConfigError(f"no list can be offered: {info.problem}")
+    listed, before = read(info.proposed), read(info.offered) if info.offered else None
     if not as_json:
         say("\n".join([*described(listed), *changes(before, listed)]))
     if not yes:
         confirm("Offer this list? Secure aggregation stops until each hospital has confirmed it.")
-    _show(operator.offer_consortium(found.proposed), as_json)
+    _show(operator.offer_consortium(info.proposed), as_json)
 
 
-def _show(found: pb.ConsortiumInfo, as_json: bool) -> None:
+def _show(info: pb.ConsortiumInfo, as_json: bool) -> None:
     from protofed.common.protocol.consortium import read
     from protofed.deploy.site.partners import described, plain
 
-    listed = read(found.offered) if found.offered else None
+    listed = read(info.offered) if info.offered else None
     if as_json:
         offered = None if listed is None else plain(listed)
-        told = {"offered": offered, "confirmed": list(found.confirmed), "waiting": list(found.waiting)}
-        print_json({**told, "problem": found.problem})
+        fields = {"offered": offered, "confirmed": list(info.confirmed), "waiting": list(info.waiting)}
+        print_json({**fields, "problem": info.problem})
         return
     if listed is None:
-        say("\n".join(filter(None, ["no list is offered: `protofed consortium offer` makes one", found.problem])))
+        say("\n".join(filter(None, ["no list is offered: `protofed consortium offer` makes one", info.problem])))
         return
-    say("\n".join([*described(listed), f"confirmed: {', '.join(found.confirmed) or 'nowhere'}"]))
-    if found.waiting:
+    say("\n".join([*described(listed), f"confirmed: {', '.join(info.confirmed) or 'nowhere'}"]))
+    if info.waiting:
         say(
-            f"waiting: {', '.join(found.waiting)}\n"
+            f"waiting: {', '.join(info.waiting)}\n"
             f"Read {listed.code} out to all hospitals in one telephone conference. Each says that it is there, and "
             f"runs `protofed client consortium confirm {listed.code} --state STATE`."
         )
@@ -145,12 +145,12 @@ def forget(state: State, yes: Yes = False) -> None:
 
     orders.act_as_owner(state)
     try:
-        found = pinned_in(state / FOLDER)
-        if found is None:
+        pin = pinned_in(state / FOLDER)
+        if pin is None:
             raise ConfigError(
                 "this site has no group yet: it is in one from its first secure aggregation on, in all runs"
             )
-        sites, since = ", ".join(found.group), f", since {found.at}"
+        sites, since = ", ".join(pin.group), f", since {pin.at}"
     except StateError:  # damaged: which one it was, the audit log's lines of opened sums say
         sites, since = "that cannot be read", ""
     if not yes:

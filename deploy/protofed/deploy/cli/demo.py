@@ -80,8 +80,8 @@ def run_demo(folder: Path, console: Console, recipes: Path | None = None) -> Non
         views = _read_overviews(folder, runs)
         live.update(progress_table(runs, views, "protofed demo"))
     _check_processes(processes, folder)
-    done = [view for view in views.values() if view is not None]
-    (folder / "scores.json").write_text(json.dumps(scores_json(done), indent=2), encoding="utf-8")
+    known_views = [view for view in views.values() if view is not None]
+    (folder / "scores.json").write_text(json.dumps(scores_json(known_views), indent=2), encoding="utf-8")
     console.print()
     console.print(scores_table(runs, views, "scores after the last round"))
     console.print(f"\n{_scores_text(views)}")

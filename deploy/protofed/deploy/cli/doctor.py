@@ -46,29 +46,29 @@ def _with_daemon_options(
     hints = get_type_hints(start, include_extras=True)
     shared = [parameter for parameter in inspect.signature(start).parameters.values() if parameter.name != "context"]
 
-    def run_command(*, settings: Path | None, **given: Any) -> None:
+    def run_command(*, settings: Path | None, **values: Any) -> None:
         import structlog
 
-        own_options = {option: given.pop(option) for option in extra_options}
+        own_options = {option: values.pop(option) for option in extra_options}
         for option in NOT_SETTINGS:
-            given.pop(option, None)
+            values.pop(option, None)
         structlog.configure(
             wrapper_class=structlog.make_filtering_bound_logger(50)
         )  # CRITICAL only: the table shows the results
-        check(settings, options(given), **own_options)
+        check(settings, options(values), **own_options)
 
     own = [each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY) for each in shared]
     return with_options(run_command, own, extra_options, check.__doc__)
 
 
-def options(given: dict[str, Any]) -> dict[str, Any]:
+def options(values: dict[str, Any]) -> dict[str, Any]:
     """Settings from a daemon's options: settings keys, and None for flags that were not given."""
-    if listen := given.get("metrics"):
-        given = {**given, "metrics": {"listen": listen}}
-    return {KEYS.get(name, name): value or None if value is False else value for name, value in given.items()}
+    if listen := values.get("metrics"):
+        values = {**values, "metrics": {"listen": listen}}
+    return {KEYS.get(name, name): value or None if value is False else value for name, value in values.items()}
 
 
-def _check_server(file: Path | None, given: dict[str, Any], *, strict: bool, as_json: bool) -> None:
+def _check_server(file: Path | None, values: dict[str, Any], *, strict: bool, as_json: bool) -> None:
     """Check the server's identity, operators, recipes, state folder, ledger, port and limits. Starts nothing.
 
     Example: `protofed server doctor --settings server.toml`
@@ -76,14 +76,14 @@ def _check_server(file: Path | None, given: dict[str, Any], *, strict: bool, as_
     from protofed.common.config.settings import ServerSettings, read_settings
     from protofed.deploy.doctor.server import ServerDoctor
 
-    assignments = given.pop("assignments", None) or ()
-    doctor = ServerDoctor(lambda: read_settings(ServerSettings, file, given), assignments=assignments)
+    assignments = values.pop("assignments", None) or ()
+    doctor = ServerDoctor(lambda: read_settings(ServerSettings, file, values), assignments=assignments)
     _report_checks(doctor.checks(), strict=strict, as_json=as_json)
 
 
 def _check_client(
     file: Path | None,
-    given: dict[str, Any],
+    values: dict[str, Any],
     *,
     for_recipe: str | None,
     assignments: Sequence[str] | None,
@@ -103,7 +103,7 @@ def _check_client(
     if for_recipe is None:
         needs_recipe(assignments, "--recipe")
     site = SiteUnderCheck(None if for_recipe is None else lambda: shipped.recipe(for_recipe, assignments or ()), quick)
-    doctor = ClientDoctor(lambda: read_settings(ClientSettings, file, given), site)
+    doctor = ClientDoctor(lambda: read_settings(ClientSettings, file, values), site)
     _report_checks(doctor.checks(), strict=strict, as_json=as_json)
 
 

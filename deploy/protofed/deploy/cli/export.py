@@ -121,13 +121,13 @@ def predict(
     unreadable_count = len(result.unreadable)
     if as_json:
         unreadable = [vars(image) for image in result.unreadable]
-        print_json({"out": str(out), "images": result.done, "runtime": result.runtime, "unreadable": unreadable})
+        print_json({"out": str(out), "images": result.image_count, "runtime": result.runtime, "unreadable": unreadable})
     else:
         _list_unreadable(result, work.SHOWN)
-        say(f"{result.done} images by {result.runtime}, {unreadable_count} unreadable: {out}")
+        say(f"{result.image_count} images by {result.runtime}, {unreadable_count} unreadable: {out}")
     if unreadable_count and not skip_unreadable:
         raise ExportImagesError(
-            f"{unreadable_count} of {unreadable_count + result.done} images cannot be read, such as "
+            f"{unreadable_count} of {unreadable_count + result.image_count} images cannot be read, such as "
             f"{result.unreadable[0].path}; repair or remove them, or add --skip-unreadable"
         )
 
@@ -157,9 +157,9 @@ def _show_exported(exported: Exported, as_json: bool, *, dry_run: bool) -> None:
         )
         return
     origin, shape = facts.origin, list(facts.model.input.shape)
-    whose = f" of site {origin.site}" if origin.site else ""
+    of_site = f" of site {origin.site}" if origin.site else ""
     lines = [
-        f"{exported.folder}: {origin.kind} model{whose}, run {origin.run}, round {origin.round}, input [N, "
+        f"{exported.folder}: {origin.kind} model{of_site}, run {origin.run}, round {origin.round}, input [N, "
         f"{', '.join(map(str, shape))}], {len(facts.model.classes)} classes"
     ]
     lines += [f"  {name}: {size / 1e6:.2f} MB" for name, size in exported.files.items()]

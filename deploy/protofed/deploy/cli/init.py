@@ -122,8 +122,8 @@ def _named(bundle: Path | None, site: str | None) -> str | None:
 
     certificate = read_bundle(files.read(bundle), str(bundle)).certificate
     if certificate.party is not Party.SITE or site not in (None, certificate.name):
-        wanted = "a site's" if site is None else f"that of site '{site}'"
-        raise ConfigError(f"{bundle} has the {certificate}; expected {wanted}")
+        expected = "a site's" if site is None else f"that of site '{site}'"
+        raise ConfigError(f"{bundle} has the {certificate}; expected {expected}")
     return certificate.name
 
 

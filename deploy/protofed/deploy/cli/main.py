@@ -98,7 +98,7 @@ def _global(
 
 def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
     """`protofed` with these of its commands: Typer reads the options of all of them before it runs one."""
-    made = typer.Typer(
+    program = typer.Typer(
         cls=_AudienceOrder,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -109,14 +109,14 @@ def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
         "unavailable · 70 internal · 74 state folder · 76 protocol or version · 77 policy · 78 recipe or setting · "
         "130 interrupted · 10 to 63, 80 to 93: found by doctor or check",
     )
-    made.callback()(_global)
+    program.callback()(_global)
     for name in names:
         panel, command = COMMANDS[name]
         if isinstance(command, typer.Typer):
-            made.add_typer(command, name=name, rich_help_panel=panel)
+            program.add_typer(command, name=name, rich_help_panel=panel)
         else:
-            made.command(name, rich_help_panel=panel)(command)
-    return made
+            program.command(name, rich_help_panel=panel)(command)
+    return program
 
 
 app = command_line()
@@ -139,8 +139,8 @@ def main(arguments: list[str] | None = None) -> None:
             message = f"there is no `protofed {' '.join(words[:2])}`; did you mean `protofed {meant}`?"
             _report_error(message, ConfigError(message), 2)
             sys.exit(2)
-        named = command_line(words[:1]) if words and words[0] in COMMANDS else app
-        named(words, obj=_asks_for_help(words))
+        program = command_line(words[:1]) if words and words[0] in COMMANDS else app
+        program(words, obj=_asks_for_help(words))
     except KeyboardInterrupt:
         sys.exit(130)
     except ProtofedError as error:

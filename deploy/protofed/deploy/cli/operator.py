@@ -211,7 +211,7 @@ def verify(operator: Operator, run: Run, as_json: AsJson = False) -> None:
     from protofed.deploy.progress import each
 
     rows = [row for row in operator.show(run).rounds if row.state]
-    bar = each(rows, "verifying", "rounds", shown=not as_json)
+    bar = each(rows, "verifying", "rounds", visible=not as_json)
     results = [(row, operator.verify(run, row)) for row in bar]
     if as_json:
         print_json([{"round": row.round, "attempt": row.attempt, **_plain(reply)} for row, reply in results])
@@ -296,9 +296,11 @@ def regroup(operator: Operator, site: Site, yes: Yes = False, as_json: AsJson = 
             "consortium forget-group` then, which lets this server compare sums over both groups."
         )
     info = operator.regroup(site)
-    others = ", ".join(other for other in info.group if other != site)
+    other_sites = ", ".join(other for other in info.group if other != site)
     _show_status(
-        info, as_json, f"{site}, {others}: dissolved; now `protofed client consortium forget-group` at {others}"
+        info,
+        as_json,
+        f"{site}, {other_sites}: dissolved; now `protofed client consortium forget-group` at {other_sites}",
     )
 
 

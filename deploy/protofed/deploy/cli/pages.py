@@ -113,7 +113,7 @@ def _place(
         if state is None:
             raise ConfigError("expected --settings or --state: those of the site's daemon")
         return state, policy, "", None
-    given = {"state": None if state is None else str(state), "policy": policy}
-    named = SiteSettings(settings, {name: value for name, value in given.items() if value is not None})
-    read = named.read()
-    return read.state, read.policy, read.site, named
+    options = {"state": None if state is None else str(state), "policy": policy}
+    site_settings = SiteSettings(settings, {name: value for name, value in options.items() if value is not None})
+    read = site_settings.read()
+    return read.state, read.policy, read.site, site_settings

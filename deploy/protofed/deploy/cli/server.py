@@ -88,9 +88,9 @@ def start(
     if not dry_run:
         log_as_daemon(context)
         keep_memory()
-    given: dict[str, Any] = {"recipes": recipe, "listen": listen, "state": state, "metrics": metrics}
-    given |= {"identity": identity, "plaintext": plaintext or None, "tensorboard": tensorboard}
-    server_settings = read_settings(ServerSettings, settings, given)
+    options: dict[str, Any] = {"recipes": recipe, "listen": listen, "state": state, "metrics": metrics}
+    options |= {"identity": identity, "plaintext": plaintext or None, "tensorboard": tensorboard}
+    server_settings = read_settings(ServerSettings, settings, options)
     if dry_run:
         recipes, _ = checked(server_settings, assignments or ())
         check_queue(recipes, known_models=True)
@@ -101,7 +101,7 @@ def start(
         assignments or (),
         until_finished=until_finished,
         recover=recover,
-        started=lambda address: console.print(
+        on_start=lambda address: console.print(
             f"listening on {address}, state in {server_settings.state}", soft_wrap=True
         ),
     )
@@ -135,13 +135,13 @@ def notify(settings: Settings = None, as_json: AsJson = False) -> None:
             except NotSentError as error:
                 results[channel.name] = False, str(error)
     if as_json:
-        rows = [{"channel": name, "taken": taken, "answer": answer} for name, (taken, answer) in results.items()]
+        rows = [{"channel": name, "taken": accepted, "answer": answer} for name, (accepted, answer) in results.items()]
         print_json({"id": message.id, "channels": rows}, ascii=False)
     else:
-        for name, (taken, answer) in results.items():
-            mark = Text("✓", style="green") if taken else Text("✗", style="bold red")
+        for name, (accepted, answer) in results.items():
+            mark = Text("✓", style="green") if accepted else Text("✗", style="bold red")
             console.print(Text.assemble(mark, f" {name}  {answer}"))
-    if not all(taken for taken, _ in results.values()):
+    if not all(accepted for accepted, _ in results.values()):
         raise typer.Exit(UnavailableError.exit_code)
 
 

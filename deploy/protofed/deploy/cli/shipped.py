@@ -100,8 +100,8 @@ def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print_json(rows, ascii=False)
         return
-    shown = [Column(key, itemgetter(key), wraps=key == "what") for key in rows[0] if key not in HIDDEN]
-    console.print(terminal(shown, rows))
+    columns = [Column(key, itemgetter(key), wraps=key == "what") for key in rows[0] if key not in HIDDEN]
+    console.print(terminal(columns, rows))
 
 
 def files(

@@ -77,16 +77,16 @@ def simulate(
         return
     keep_memory()
     try:
-        shown = simulate_with_progress(read, state, device, rules, _crew(workers, ray, device), as_json=as_json)
+        result = simulate_with_progress(read, state, device, rules, _crew(workers, ray, device), as_json=as_json)
     except KeyboardInterrupt:
         if state is not None:
             typer.echo(f"interrupted; the same command goes on from what is in {state}", err=True)
         raise
     if as_json:
-        more: dict[str, object] = {"warnings": [warning.plain() for warning in shown.warnings]}
-        if shown.held_out:
-            more["held_out"] = shown.held_out
-        print_json([one | more for one in scores_json([shown.view])])
+        more: dict[str, object] = {"warnings": [warning.plain() for warning in result.warnings]}
+        if result.held_out:
+            more["held_out"] = result.held_out
+        print_json([one | more for one in scores_json([result.view])])
 
 
 def check_simulated(recipe: Recipe, policy: Path) -> None:

@@ -84,7 +84,7 @@ def run_server(
     *,
     until_finished: bool,
     recover: bool,
-    started: Callable[[str], None],
+    on_start: Callable[[str], None],
 ) -> None:
     """Serve until SIGTERM, SIGINT or SIGHUP.
 
@@ -92,7 +92,7 @@ def run_server(
         until_finished: end also when all runs have ended.
         assignments: the values of `--set`, which override the recipes'.
         recover: start although the ledger has lost some of what the server promised to sites.
-        started: called with one line (address, TLS or plain text, metrics) once calls are answered.
+        on_start: called with one line (address, TLS or plain text, metrics) once calls are answered.
 
     Raises:
         ConfigError: a recipe, the address or the identity cannot be used.
@@ -110,7 +110,7 @@ def run_server(
                 "the recipe's data are for simulations: sites train on those of their own settings", run=recipe.name
             )
     monitor, trackers = ServerMonitor(settings), follower.trackers(settings.tensorboard, settings.mlflow)
-    told = _notifications(settings, identity)
+    notifications = _notifications(settings, identity)
     with ExitStack() as stack:
         executors, notifier = Executors(), TaskNotifier()
         context = open_server(
@@ -129,20 +129,20 @@ def run_server(
         compare_audit(settings.state / JOURNAL_FILE, audit.newest.seq)
         _note_audit(context, audit)
         stack.callback(_note_audit, context, audit)
-        if told is not None:
-            told.open(settings.state, monitor.metrics, stack)
+        if notifications is not None:
+            notifications.open(settings.state, monitor.metrics, stack)
         runs = RunQueue(recipes, context)
         stack.enter_context(follower.following(ledger_url(settings), trackers))
         operator = OperatorApi(runs, context)
         if settings.identity is not None:
             operator.certificates.register_first_operators(settings.identity)
-        if told is not None:
-            told.start(runs, operator, context, stack)
+        if notifications is not None:
+            notifications.start(runs, operator, context, stack)
         metrics = monitor.start(runs, operator, context, identity, stack)
 
         def announce(address: str) -> None:
             _announce(settings.state, address, metrics)
-            started(f"{address} ({_security(identity)}){f', metrics on {metrics}/metrics' if metrics else ''}")
+            on_start(f"{address} ({_security(identity)}){f', metrics on {metrics}/metrics' if metrics else ''}")
 
         served = Served(runs, operator, context.blobs, audit, executors, notifier, identity, context.check)
         reason = asyncio.run(

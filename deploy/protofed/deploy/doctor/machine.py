@@ -41,12 +41,12 @@ SOON = timedelta(days=30)  # a certificate that ends within this time gives a wa
 _REQUIREMENT = re.compile(r"([\w.-]+)>=([\d.]+)(?:; extra == ['\"](\w+)['\"])?")
 
 
-def software(extra: str | None, shown: Sequence[str]) -> str:
+def software(extra: str | None, libraries: Sequence[str]) -> str:
     """The versions of what is installed; all libraries must be there and new enough.
 
     Args:
         extra: the extra of pyproject.toml whose libraries are needed, too; None: the base install.
-        shown: libraries whose versions are returned.
+        libraries: libraries whose versions are returned.
     """
     for line in metadata.requires("protofed") or ():
         requirement = _REQUIREMENT.fullmatch(line)
@@ -54,7 +54,7 @@ def software(extra: str | None, shown: Sequence[str]) -> str:
             _check_library(requirement[1], requirement[2])
     python = ".".join(map(str, sys.version_info[:3]))
     return ", ".join(
-        (f"protofed {VERSION}", f"Python {python}", *(f"{name} {metadata.version(name)}" for name in shown))
+        (f"protofed {VERSION}", f"Python {python}", *(f"{name} {metadata.version(name)}" for name in libraries))
     )
 
 
@@ -141,12 +141,12 @@ def has_running_daemon(folder: Path) -> bool | None:
     return False
 
 
-def port(address: str, taken: str, unusable: str) -> str:
+def port(address: str, in_use: str, unusable: str) -> str:
     """Whether a daemon could listen on an address: listens there for a moment.
 
     Args:
         address: host:port; an IPv6 address in brackets.
-        taken: name of the diagnosis if another process listens there.
+        in_use: name of the diagnosis if another process listens there.
         unusable: likewise, if the address cannot be used at all.
     """
     host, _, number = address.rpartition(":")
@@ -159,7 +159,7 @@ def port(address: str, taken: str, unusable: str) -> str:
         raise CheckFailedError(unusable, f"'{address}': expected host:port") from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise CheckFailedError(taken, f"something else listens on {address}") from error
+            raise CheckFailedError(in_use, f"something else listens on {address}") from error
         raise CheckFailedError(unusable, f"cannot listen on {address}: {error.strerror}") from error
 
 
@@ -275,9 +275,9 @@ def remaining(certificate: Certificate, at: datetime) -> str:
     Raises:
         CheckFailedError: a warning, if it is less than `machine.SOON`.
     """
-    left = certificate.not_after - at
-    text = f"{certificate}, valid until {stamp(certificate.not_after)}, {left.days} days"
-    if left < SOON:
+    time_left = certificate.not_after - at
+    text = f"{certificate}, valid until {stamp(certificate.not_after)}, {time_left.days} days"
+    if time_left < SOON:
         raise CheckFailedError("certificate-ends-soon", text)
     return text
 

@@ -109,16 +109,16 @@ class SiteSums:
         from protofed.client.secure_aggregation.sessions import FOLDER, pinned_in
 
         try:
-            found = pinned_in(self.state / FOLDER)
+            pin = pinned_in(self.state / FOLDER)
         except StateError as error:
             raise CheckFailedError("sum-identity-unusable", str(error)) from error
-        if found is None:
+        if pin is None:
             return "in no group yet"
-        text = f"in the group {', '.join(found.group)} since {found.at}"
+        text = f"in the group {', '.join(pin.group)} since {pin.at}"
         recipe = self.recipe()
         if recipe is None or not recipe.federation.secure:
             return text
-        if len(found.group) < (least := max(recipe.federation.sum_group, self.policy.rules.sum_group)):
+        if len(pin.group) < (least := max(recipe.federation.sum_group, self.policy.rules.sum_group)):
             raise CheckFailedError(
                 "run-refused", f"{text}; run {recipe.name} and the policy ask for {least} sites (sum_group)"
             )

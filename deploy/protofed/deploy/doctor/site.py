@@ -129,8 +129,8 @@ class SiteUnderCheck:
         )
         shape = " x ".join(map(str, data.input.shape))
         rare = "; classes without test images are not scored (`protofed client check` names them)"
-        left = rare if client.unscored(settings, data) else ""
-        return f"{settings.data.source}: images loaded as {shape} [channels, height, width], {compared}{left}"
+        remark = rare if client.unscored(settings, data) else ""
+        return f"{settings.data.source}: images loaded as {shape} [channels, height, width], {compared}{remark}"
 
     def run_recipe(self, settings: ClientSettings) -> Recipe | None:
         """The recipe of the run that is asked about, or of the newest offer; None: there is none.
@@ -181,8 +181,8 @@ def _check_compute(where: torch.device) -> None:
     """Run one kernel whose result is known: a device that is listed may still fail, as a GPU without a kernel image."""
     import torch
 
-    ones = torch.ones(SIZE, SIZE, device=where)
-    if (total := float((ones @ ones).sum().item())) != float(SIZE**3):
+    matrix = torch.ones(SIZE, SIZE, device=where)
+    if (total := float((matrix @ matrix).sum().item())) != float(SIZE**3):
         raise RuntimeError(f"{SIZE} x {SIZE} ones times themselves gave {total}")
 
 

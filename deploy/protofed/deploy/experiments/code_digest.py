@@ -66,7 +66,7 @@ def code_of(recipe: Recipe) -> CodeDigest:
         closure.add(module, follow=False)
     versions = {library: version for library in LIBRARIES if (version := _version(library))}
     python = ".".join(map(str, sys.version_info[:2]))  # a newer one writes other trees, too
-    return CodeDigest(modules=dict(sorted(closure.found.items())), libraries={"python": python, **versions})
+    return CodeDigest(modules=dict(sorted(closure.digests.items())), libraries={"python": python, **versions})
 
 
 class InstalledCode:
@@ -95,14 +95,14 @@ class _Closure:
 
     def __init__(self, packages: set[str]) -> None:
         self._packages = packages
-        self.found: dict[str, str] = {}
+        self.digests: dict[str, str] = {}
 
     def add(self, module: str, *, follow: bool = True) -> None:
         """Take up a module, and what it imports."""
-        if module in self.found or module.partition(".")[0] not in self._packages or (file := _file(module)) is None:
+        if module in self.digests or module.partition(".")[0] not in self._packages or (file := _file(module)) is None:
             return
         source = _source(file, module)
-        self.found[module] = source.digest
+        self.digests[module] = source.digest
         if not follow:
             return
         for name in source.imports:
@@ -183,13 +183,13 @@ def _registers(call: ast.Call) -> bool:
 
 def _halves(method: str) -> list[str]:
     """The modules of protofed that register a method of this name."""
-    found = []
+    modules = []
     for package in METHODS:
         for name in sorted({path.stem for folder in _folders(package) for path in folder.glob("*.py")}):
             module = f"{package}.{name}"
             if (file := _file(module)) and method in _source(file, module).registered:
-                found.append(module)
-    return found
+                modules.append(module)
+    return modules
 
 
 def _is_method(module: str) -> bool:

@@ -144,9 +144,9 @@ def report(request: CompareRequest, page: MakePage | None = None) -> None:
         show(comparison, Console(width=None if sys.stdout.isatty() else WIDTH))
     else:
         print(FORMATS[request.format](comparison), end="")  # noqa: T201
-    made = [PAGE] if page is not None else []
-    made += ["table.md", "table.csv", "table.json", *(["curve-*.png and .svg"] if curves else [])]
-    _say(f"In {request.out}: {', '.join(made)}")
+    names = [PAGE] if page is not None else []
+    names += ["table.md", "table.csv", "table.json", *(["curve-*.png and .svg"] if curves else [])]
+    _say(f"In {request.out}: {', '.join(names)}")
 
 
 def _command(contents: ExperimentContents, request: CompareRequest) -> str:
@@ -218,8 +218,8 @@ def _run_all(recipes: Sequence[Recipe], request: CompareRequest) -> tuple[dict[E
     )
     compared, folders = list(recipes), dict[str, str]()
     if request.grid:
-        asked = request.grid, request.tune_by, request.tuned_on, request.rounds, request.out
-        tuning, tried = search(recipes, *asked)
+        search_args = request.grid, request.tune_by, request.tuned_on, request.rounds, request.out
+        tuning, tried = search(recipes, *search_args)
         contents = contents.model_copy(update={"tuning": tuning})
         _prepare(tried, contents, request)
         _say(f"first a search on a validation part: {count(len(tried), 'run')}")
@@ -262,15 +262,15 @@ def _drop_old(jobs: Sequence[ExperimentJob], *, keep: bool) -> None:
     """
     code = InstalledCode()
     changed = {job: changes for job in jobs if (changes := job.changes(code.of(job.recipe)))}
-    kept = [job for job in changed if keep and job.result() is not None]
-    for job in (again := [job for job in changed if job not in kept]):
+    retained = [job for job in changed if keep and job.result() is not None]
+    for job in (again := [job for job in changed if job not in retained]):
         job.begin_again()
     what = shown(list(dict.fromkeys(change for changes in changed.values() for change in changes)))
     if again:
         hint = "" if keep else " (set aside: result- and state-before-…; --keep-old takes finished jobs as they are)"
         _say(f"{len(again)} of {len(jobs)} jobs are run again, since other code computed them; changed: {what}{hint}")
-    if kept:
-        _say(f"{len(kept)} of {len(jobs)} jobs are kept though other code computed them; changed: {what}")
+    if retained:
+        _say(f"{len(retained)} of {len(jobs)} jobs are kept though other code computed them; changed: {what}")
 
 
 def _say(text: str) -> None:

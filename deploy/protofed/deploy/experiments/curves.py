@@ -76,14 +76,14 @@ def curves_of(results: Mapping[str, Sequence[Result]]) -> list[Curves]:
     Args:
         results: by recipe, one for each seed.
     """
-    found = []
+    all_curves = []
     for name, title in FAMILIES.items():
         for axis in AXES if name in OVER_COST else (ROUNDS,):
             of = {label: over_axis(seeds, name, axis) for label, seeds in results.items()}
             series = {label: curve for label, curve in of.items() if curve is not None}
             if series and (axis is ROUNDS or not _is_rescaled(results, name, axis)):
-                found.append(Curves(name, title, axis, series))
-    return found
+                all_curves.append(Curves(name, title, axis, series))
+    return all_curves
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ OVER_COST = ("global.accuracy", "personal.pm_v", "personal.local.accuracy", "glo
 
 def over_axis(results: Sequence[Result], name: str, axis: Axis) -> tuple[list[float], NDArray[np.float64]] | None:
     """As `over_rounds`, with the mean over seeds of the axis in place of rounds; None: also where it is not known."""
-    if (found := over_rounds(results, name)) is None:
+    if (curve := over_rounds(results, name)) is None:
         return None
-    rounds, values = found
+    rounds, values = curve
     by_seed = [costs(result) for result in results]
     places = [[axis.read(number, of_seed.get(number, UNKNOWN)) for number in rounds] for of_seed in by_seed]
     known = [[place for place in of_seed if place is not None] for of_seed in places]

@@ -158,10 +158,10 @@ class ExperimentJob:
             ConfigError: it holds a recipe that this version cannot read.
         """
         path = self.folder / _RECIPE
-        held = parse_json(path.read_text(encoding="utf-8"), Recipe, str(path)) if path.exists() else self.recipe
-        if held != self.recipe:
+        recorded = parse_json(path.read_text(encoding="utf-8"), Recipe, str(path)) if path.exists() else self.recipe
+        if recorded != self.recipe:
             raise StateError(
-                f"{self.folder} holds a run of another recipe ({_difference(held, self.recipe)}); "
+                f"{self.folder} holds a run of another recipe ({_difference(recorded, self.recipe)}); "
                 "remove it, or take another folder with --out"
             )
 
@@ -273,9 +273,9 @@ def _with_seed(recipe: Recipe, seed: int | None) -> Recipe:
     return recipe.model_copy(update={"seed": seed, "data": recipe.data.model_copy(update={"seed": seed})})
 
 
-def _difference(held: Recipe, wanted: Recipe) -> str:
+def _difference(recorded: Recipe, current: Recipe) -> str:
     """The first key in which two recipes differ."""
-    theirs, ours = dict(leaves(held.model_dump())), dict(leaves(wanted.model_dump()))
+    theirs, ours = dict(leaves(recorded.model_dump())), dict(leaves(current.model_dump()))
     key = next(key for key in theirs | ours if theirs.get(key) != ours.get(key))
     return f"{key} is {theirs.get(key)} there and {ours.get(key)} here"
 
@@ -361,6 +361,6 @@ def refuse_foreign(out: Path) -> None:
     """
     if out.exists() and not out.is_dir():
         raise StateError(f"{out} is a file; name a folder with --out")
-    held = {path.name for path in out.iterdir()} if out.exists() else set()
-    if _CONTENTS not in held and any(name != "lock" and not name.startswith(files.TEMPORARY) for name in held):
+    names = {path.name for path in out.iterdir()} if out.exists() else set()
+    if _CONTENTS not in names and any(name != "lock" and not name.startswith(files.TEMPORARY) for name in names):
         raise StateError(f"{out} holds something else than a comparison; name another folder with --out")

@@ -68,11 +68,11 @@ def _go(running: Simulation, clock: _Stopwatch, report: Callable[[int, str], Non
 
     def turned() -> None:
         nonlocal noted
-        done, doing = status(running.run.phase, running.recipe.rounds)
-        report(done, doing)
-        if done != noted:
+        rounds_done, doing = status(running.run.phase, running.recipe.rounds)
+        report(rounds_done, doing)
+        if rounds_done != noted:
             clock.note()
-            noted = done
+            noted = rounds_done
 
     turned()
     running.go(on_task=turned)
@@ -122,7 +122,7 @@ def main(folder: Path, device: str, workers: int) -> None:
             run_job(
                 ExperimentJob.claimed(folder),
                 pick_device(device),
-                lambda done, doing: _say(done=done, doing=doing),
+                lambda rounds_done, doing: _say(done=rounds_done, doing=doing),
                 crew_of(workers),
             )
             sys.exit(0)
@@ -143,7 +143,7 @@ def result_of(running: Simulation, seconds: float, code: CodeDigest, machine: st
         code: that computed it.
         machine: as `machine_class` has it.
     """
-    recipe, ledger, held = running.recipe, running.ledger, running.data
+    recipe, ledger, site_data = running.recipe, running.ledger, running.data
     state = [row.state for row in ledger.rounds(recipe.name) if row.state is not None][-1]
     used = _used(ledger, recipe.name)
     return Result(
@@ -154,9 +154,11 @@ def result_of(running: Simulation, seconds: float, code: CodeDigest, machine: st
         scores=_with_losses(ledger.scores(recipe.name), {} if recipe.federation.secure else used),
         sums=ledger.score_sums(recipe.name),
         cohorts={number: tuple(update.task.site for update in updates) for number, updates in used.items()},
-        train_examples={site: len(data.train) for site, data in held.items()},
-        local_test_examples={site: len(data.local_test) for site, data in held.items() if data.local_test is not None},
-        test_images=max((len(data.test) for data in held.values()), default=0),
+        train_examples={site: len(data.train) for site, data in site_data.items()},
+        local_test_examples={
+            site: len(data.local_test) for site, data in site_data.items() if data.local_test is not None
+        },
+        test_images=max((len(data.test) for data in site_data.values()), default=0),
         code=code,
         machine=machine,
         traffic={} if recipe.federation.secure else _traffic(ledger, recipe.name),
@@ -207,8 +209,8 @@ def machine_class(device: torch.device) -> str:
 def _processor() -> str:
     """The processor's model, as far as the system tells it."""
     lines = _CPUS.read_text(encoding="utf-8", errors="replace").splitlines() if _CPUS.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.processor() or "processor unknown"
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, "") or platform.processor() or "processor unknown"
 
 
 if __name__ == "__main__":

@@ -29,13 +29,13 @@ class JobProgress:
     """How a job gets on.
 
     Attributes:
-        done: rounds.
+        rounds_done: so far.
         ended: it runs no more.
         failure: why it failed, if it did.
     """
 
     job: ExperimentJob
-    done: int
+    rounds_done: int
     doing: str
     ended: bool = False
     failure: str | None = None
@@ -78,7 +78,7 @@ def run_jobs(
                     running.add(job)
                     view.started(job)
                 for news in list(place.look()):
-                    view.moved(news.job, news.done, news.doing)
+                    view.moved(news.job, news.rounds_done, news.doing)
                     if news.ended:
                         running.remove(news.job)
                         if news.failure is not None:
@@ -124,7 +124,7 @@ class Processes:
     def _look(self, job: ExperimentJob, worker: Worker) -> JobProgress:
         ended = worker.process.poll() is not None
         worker.listen()
-        return JobProgress(job, worker.done, worker.doing, ended, worker.failure() if ended else None)
+        return JobProgress(job, worker.rounds_done, worker.doing, ended, worker.failure() if ended else None)
 
 
 @dataclass
@@ -132,7 +132,7 @@ class Worker:
     """The process of a job's folder, and what it reported last."""
 
     process: subprocess.Popen[bytes]
-    done: int = 0
+    rounds_done: int = 0
     doing: str = "starting"
     _failed: str | None = None
     _unread: bytes = field(default=b"", repr=False)
@@ -154,18 +154,18 @@ class Worker:
         *lines, self._unread = (self._unread + (self.process.stdout.read() or b"")).split(b"\n")
         for line in lines:
             status = json.loads(line)
-            self.done, self.doing = status.get("done", self.done), status.get("doing", self.doing)
+            self.rounds_done, self.doing = status.get("done", self.rounds_done), status.get("doing", self.doing)
             self._failed = status.get("failed")
 
-    def failure(self, *, kept: bool = True) -> str | None:
-        """Why the ended process failed; None if it did what it had to. What it had done is `kept`, or is not."""
+    def failure(self, *, resumable: bool = True) -> str | None:
+        """Why the ended process failed; None if it did what it had to. `resumable`: what it had done stays."""
         self.listen()
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None  # noqa: S101  (a pipe)
             pipe.close()
         code = self.process.returncode
         if code < 0:
-            again = f"goes on from round {self.done}" if kept else "begins it again"
+            again = f"goes on from round {self.rounds_done}" if resumable else "begins it again"
             return f"killed by {signal.Signals(-code).name}; the same command {again}"
         return (self._failed or f"exit code {code}") if code else None
 
@@ -222,9 +222,9 @@ class CompareView:
         self._bars.update(self._tasks[job], visible=True)
         self._line(f"{job.name} started")
 
-    def moved(self, job: ExperimentJob, done: int, doing: str) -> None:
+    def moved(self, job: ExperimentJob, rounds_done: int, doing: str) -> None:
         """A job says how many rounds it has done, and what goes on."""
-        self._bars.update(self._tasks[job], completed=done, description=doing)
+        self._bars.update(self._tasks[job], completed=rounds_done, description=doing)
         self._bars.update(self._total, completed=self._done)
 
     def ended(self, job: ExperimentJob, failure: str | None) -> None:
@@ -252,12 +252,12 @@ class CompareView:
         """Rounds of all jobs."""
         return sum(task.completed for task in self._bars.tasks if task.id in self._tasks.values())
 
-    def _bar(self, job: ExperimentJob, done: bool) -> TaskID:
+    def _bar(self, job: ExperimentJob, finished: bool) -> TaskID:
         return self._bars.add_task(
-            "done before" if done else "waiting",
+            "done before" if finished else "waiting",
             name=job.name,
             total=job.recipe.rounds,
-            completed=job.recipe.rounds if done else 0,
+            completed=job.recipe.rounds if finished else 0,
             start=False,
             visible=self._few,
         )

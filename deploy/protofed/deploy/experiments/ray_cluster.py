@@ -82,10 +82,10 @@ def joined(
         UnavailableError: it cannot be joined.
     """
     where, gpus = resources(device, gpus_per_job)
-    with ExitStack() as held:
-        nowhere = held.enter_context(open(os.devnull, "w", encoding="utf-8"))
-        held.enter_context(redirect_stdout(nowhere))  # Ray prints there what befalls its nodes
-        held.callback(ray.shutdown)
+    with ExitStack() as stack:
+        nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+        stack.enter_context(redirect_stdout(nowhere))  # Ray prints there what befalls its nodes
+        stack.callback(ray.shutdown)
         _connect(address, cores, _STORE_BYTES + store_bytes)
         listed: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
         nodes = usable(listed, gpus)
@@ -100,20 +100,20 @@ def usable(nodes: list[dict[str, Any]], gpus: float) -> list[Node]:
         ConfigError: none can.
     """
     alive = [node for node in nodes if node["Alive"]]
-    found = [Node(node["NodeID"], _name(node), _room(node["Resources"], gpus)) for node in alive]
-    if not any(node.room for node in found):
-        names = ", ".join(node.name for node in found) or "none"
-        wanted = f"a core and {gpus:g} GPU" if gpus else "a core"
-        raise ConfigError(f"no node of the cluster has {wanted} for a job; its nodes: {names}")
-    return [node for node in found if node.room]
+    candidates = [Node(node["NodeID"], _name(node), _room(node["Resources"], gpus)) for node in alive]
+    if not any(node.room for node in candidates):
+        names = ", ".join(node.name for node in candidates) or "none"
+        need = f"a core and {gpus:g} GPU" if gpus else "a core"
+        raise ConfigError(f"no node of the cluster has {need} for a job; its nodes: {names}")
+    return [node for node in candidates if node.room]
 
 
 def _name(node: Mapping[str, Any]) -> str:
     return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
 
 
-def _room(has: Mapping[str, float], gpus: float) -> int:
-    return int(min(has.get("CPU", 0), has.get("GPU", 0) / gpus)) if gpus else int(has.get("CPU", 0))
+def _room(available: Mapping[str, float], gpus: float) -> int:
+    return int(min(available.get("CPU", 0), available.get("GPU", 0) / gpus)) if gpus else int(available.get("CPU", 0))
 
 
 def _connect(address: str, cores: int, store_bytes: int) -> None:
@@ -149,13 +149,13 @@ def _hint(address: str, error: BaseException) -> str:
 @contextmanager
 def _standard_error_closed() -> Iterator[None]:
     """Ray's native code writes there, whatever its level, until it knows the folder of its logs."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)
         os.close(nowhere)
 
 
@@ -166,20 +166,24 @@ def _check_versions(nodes: list[Node]) -> None:
         ConfigError: naming the first one that has not.
     """
     look = ray.remote(metadata.version)
-    asked = [look.options(num_cpus=0, scheduling_strategy=On(node.id, soft=False)).remote("protofed") for node in nodes]
+    answers = [
+        look.options(num_cpus=0, scheduling_strategy=On(node.id, soft=False)).remote("protofed") for node in nodes
+    ]
     until = time.monotonic() + _ANSWER_S
-    for node, answer in zip(nodes, asked, strict=True):
+    for node, answer in zip(nodes, answers, strict=True):
         try:
-            there = ray.get(answer, timeout=max(1.0, until - time.monotonic()))
+            version = ray.get(answer, timeout=max(1.0, until - time.monotonic()))
         except RayTaskError:
-            there = None
+            version = None
         except RayError as error:
             raise UnavailableError(
                 f"node {node.name} of the cluster does not answer ({type(error).__name__})"
             ) from error
-        if there != VERSION:
-            has = f"has protofed {there}" if there else "has no protofed"
-            raise ConfigError(f"node {node.name} of the cluster {has}; here it is {VERSION}: install the same on all")
+        if version != VERSION:
+            finding = f"has protofed {version}" if version else "has no protofed"
+            raise ConfigError(
+                f"node {node.name} of the cluster {finding}; here it is {VERSION}: install the same on all"
+            )
 
 
 def line(error: BaseException) -> str:
@@ -193,9 +197,9 @@ class ProgressBoard:
     def __init__(self) -> None:
         self._by_job: dict[str, tuple[int, str]] = {}
 
-    def report(self, job: str, done: int, doing: str) -> None:
+    def report(self, job: str, rounds_done: int, doing: str) -> None:
         """So many rounds are done, and this goes on."""
-        self._by_job[job] = (done, doing)
+        self._by_job[job] = (rounds_done, doing)
 
     def read(self) -> str:
         """JSON: [done, doing] by job, of those that have said something."""
@@ -204,7 +208,7 @@ class ProgressBoard:
 
 def _carry_out(job: str, order: str, board: str) -> str:
     board_actor = ray.get_actor(board)
-    return carry_out(order, lambda done, doing: board_actor.report.remote(job, done, doing))
+    return carry_out(order, lambda rounds_done, doing: board_actor.report.remote(job, rounds_done, doing))
 
 
 @dataclass
@@ -245,13 +249,15 @@ class Tasks:
             ended = set(ray.wait(list(self._tasks.values()), num_returns=len(self._tasks), timeout=0)[0])
         news = []
         for job, task in list(self._tasks.items()):
-            done, doing = progress.get(job.name, (0, "waiting for the cluster"))
+            rounds_done, doing = progress.get(job.name, (0, "waiting for the cluster"))
             if task not in ended:
-                news.append(JobProgress(job, done, doing))
+                news.append(JobProgress(job, rounds_done, doing))
                 continue
             del self._tasks[job]
             failure = self._settle(job, task)
-            news.append(JobProgress(job, done if failure else job.recipe.rounds, doing, ended=True, failure=failure))
+            news.append(
+                JobProgress(job, rounds_done if failure else job.recipe.rounds, doing, ended=True, failure=failure)
+            )
         return news
 
     def end(self) -> None:

@@ -104,13 +104,13 @@ def carry_out(order: str, report: Callable[[int, str], None]) -> str:
     Args:
         report: called with the rounds that are done and what goes on, when either changes.
     """
-    asked, node = parse_json(order, NodeOrder, "an order"), platform.node()
-    if why := _refusal(asked):
+    node_order, node = parse_json(order, NodeOrder, "an order"), platform.node()
+    if why := _refusal(node_order):
         return NodeResult(node=node, failed=why).model_dump_json()
-    with _folder(asked) as folder:
-        kept = folder == asked.folder
-        failed = _run(folder, asked, report, kept)
-        if kept:
+    with _folder(node_order) as folder:
+        in_place = folder == node_order.folder
+        failed = _run(folder, node_order, report, in_place)
+        if in_place:
             return NodeResult(node=node, failed=failed).model_dump_json()
         return NodeResult(
             node=node,
@@ -121,40 +121,40 @@ def carry_out(order: str, report: Callable[[int, str], None]) -> str:
         ).model_dump_json()
 
 
-def _refusal(asked: NodeOrder) -> str | None:
-    if asked.protofed != VERSION:
-        return f"protofed {VERSION} is there, not {asked.protofed}"
-    if code_of(parse_json(asked.recipe, Recipe, "the recipe")).whole != asked.code:
+def _refusal(order: NodeOrder) -> str | None:
+    if order.protofed != VERSION:
+        return f"protofed {VERSION} is there, not {order.protofed}"
+    if code_of(parse_json(order.recipe, Recipe, "the recipe")).whole != order.code:
         return "other code is there: another state of protofed or of a plug-in, or libraries of other versions"
     return None
 
 
 @contextmanager
-def _folder(asked: NodeOrder) -> Iterator[Path]:
+def _folder(order: NodeOrder) -> Iterator[Path]:
     """The caller's, on a disk of this machine; else one of the node's own, which is removed."""
-    here = (asked.folder / asked.mark).exists() and os.access(asked.folder, os.W_OK)
-    if here and network_type_of(asked.folder) is None:
-        yield asked.folder
+    here = (order.folder / order.mark).exists() and os.access(order.folder, os.W_OK)
+    if here and network_type_of(order.folder) is None:
+        yield order.folder
         return
-    recipe = parse_json(asked.recipe, Recipe, "the recipe")
+    recipe = parse_json(order.recipe, Recipe, "the recipe")
     with tempfile.TemporaryDirectory(prefix="protofed-") as scratch:
         (folder := Path(scratch) / "job").mkdir()
         ExperimentJob(recipe, folder).claim()
         yield folder
 
 
-def _run(folder: Path, asked: NodeOrder, report: Callable[[int, str], None], kept: bool) -> str | None:
-    data = {DATA: asked.data} if asked.data and DATA not in os.environ else {}
-    worker, reported = Worker.start(folder, asked.device, 1, **data), (0, "")
+def _run(folder: Path, order: NodeOrder, report: Callable[[int, str], None], in_place: bool) -> str | None:
+    data = {DATA: order.data} if order.data and DATA not in os.environ else {}
+    worker, reported = Worker.start(folder, order.device, 1, **data), (0, "")
     try:
         while worker.process.poll() is None:
             worker.listen()
-            if reported != (reported := (worker.done, worker.doing)):
+            if reported != (reported := (worker.rounds_done, worker.doing)):
                 report(*reported)
             time.sleep(_LOOK_S)
     finally:  # also when it is cancelled
         end([worker.process])
-        failure = worker.failure(kept=kept)
+        failure = worker.failure(resumable=in_place)
     return failure
 
 

@@ -51,8 +51,8 @@ class RayWorkers:
     def __init__(self, address: str, size: int | None, device: str, cores: int, block: Block) -> None:
         assert block.memory is not None  # noqa: S101  (the data are in it)
         data = np.frombuffer(block.memory, np.uint8)
-        self._held = ExitStack()
-        self._cluster = self._held.enter_context(joined(address, device, None, size or cores, 2 * data.nbytes))
+        self._stack = ExitStack()
+        self._cluster = self._stack.enter_context(joined(address, device, None, size or cores, 2 * data.nbytes))
         self.size = min(size or self._cluster.room, self._cluster.room)
         self._data: Any = ray.put(data)
         self._base: tuple[Digest | None, Any] = None, None  # the newest one: a node fetches it once for all its workers
@@ -61,9 +61,9 @@ class RayWorkers:
 
     def start(self, worker: int, beginning: Beginning) -> None:
         """See `Crew.start`."""
-        there = beginning.model_copy(update={"device": self._cluster.device})
+        on_node = beginning.model_copy(update={"device": self._cluster.device})
         actor = ray.remote(SiteActor).options(**self._cluster.options)
-        self._actors[worker] = actor.remote(*buffers(there), self._data)
+        self._actors[worker] = actor.remote(*buffers(on_node), self._data)
 
     def submit(self, worker: int, work: Work, frames: Sequence[bytes]) -> None:
         """See `Crew.submit`."""
@@ -86,7 +86,7 @@ class RayWorkers:
         with suppress(RayError):
             for actor in self._actors.values():
                 ray.kill(actor)
-        self._held.close()
+        self._stack.close()
 
     def _result(self, promise: Any) -> tuple[int, Answer | Lost]:
         worker = self._working.pop(promise)

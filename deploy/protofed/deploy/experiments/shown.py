@@ -55,15 +55,15 @@ def grids(comparison: Comparison, *, every_column: bool = False) -> list[Table]:
     columns = comparison.columns if every_column else comparison.tested
     differing = [column for column in columns if comparison.differences[column.header]]
     tuned = comparison.options.tuned
-    found = [_scores(comparison), _differences(comparison, differing) if differing else None]
-    return [grid for grid in (*found, _search(tuned) if tuned else None) if grid is not None]
+    grid_list = [_scores(comparison), _differences(comparison, differing) if differing else None]
+    return [grid for grid in (*grid_list, _search(tuned) if tuned else None) if grid is not None]
 
 
 def notes(comparison: Comparison) -> list[str]:
     """What speaks against the models, by recipe and seed; and which results are of other code."""
     by_run: dict[tuple[str, int], list[ModelWarning]] = {}
-    for label, seed, found in comparison.warnings:
-        by_run.setdefault((label, seed), []).append(found)
+    for label, seed, warning in comparison.warnings:
+        by_run.setdefault((label, seed), []).append(warning)
     lines = [
         f"{label}, seed {seed}: {line}"
         for (label, seed), warnings in by_run.items()
@@ -79,13 +79,13 @@ def cell(row: ComparisonRow, column: TableColumn) -> str:
     """Mean ± deviation; of fewer seeds than have ended, how many have the number."""
     if (over := row.over_seeds(column.header)) is None:
         return NOTHING
-    shown = [over.mean]
+    numbers = [over.mean]
     negligible = column.cost and over.std is not None and over.std < FEW * 10.0**-column.digits
     if over.std is not None and not negligible:
-        shown.append(over.std)
+        numbers.append(over.std)
     having, ended = len(row.values[column.header]), len(row.finished)
-    some = f" ({having} of {ended})" if having < ended else ""
-    return f"{' ± '.join(number(value, column) for value in shown)}{some}"
+    coverage = f" ({having} of {ended})" if having < ended else ""
+    return f"{' ± '.join(number(value, column) for value in numbers)}{coverage}"
 
 
 def number(value: float, column: TableColumn, sign: str = "") -> str:
@@ -93,15 +93,15 @@ def number(value: float, column: TableColumn, sign: str = "") -> str:
     return f"{100 * value if column.percent else value:{sign}.{column.digits}f}"
 
 
-def difference(found: PairedDifference, column: TableColumn) -> str:
+def difference(pair: PairedDifference, column: TableColumn) -> str:
     """Mean [interval] p, with a star if it is significant."""
-    mean = number(found.mean, column, "+")
-    if found.low is None or found.high is None or found.corrected is None:
+    mean = number(pair.mean, column, "+")
+    if pair.low is None or pair.high is None or pair.corrected is None:
         return mean
-    interval = f"[{number(found.low, column, '+')}, {number(found.high, column, '+')}]"
-    digits = 2 if found.corrected >= 0.1 else 3  # 0.052 must not look like 0.05
-    p = f"{found.corrected:.{digits}f}" if found.corrected >= 0.001 else "<0.001"
-    return f"{mean} {interval} p {p}{'*' if found.significant else ''}"
+    interval = f"[{number(pair.low, column, '+')}, {number(pair.high, column, '+')}]"
+    digits = 2 if pair.corrected >= 0.1 else 3  # 0.052 must not look like 0.05
+    p = f"{pair.corrected:.{digits}f}" if pair.corrected >= 0.001 else "<0.001"
+    return f"{mean} {interval} p {p}{'*' if pair.significant else ''}"
 
 
 def setting(trial: Trial) -> str:
@@ -141,8 +141,8 @@ def caption(comparison: Comparison) -> str:
     over = "Mean ± sample standard deviation (n - 1) over seeds. " if several else ""
     plain = [column for column in comparison.columns if not column.percent]
     losses, costs = any(not column.cost for column in plain), any(column.cost for column in plain)
-    kept = " and ".join(word for word, there in (("losses", losses), ("costs", costs)) if there)
-    unit = f"In %, {kept} as they are." if kept else "In %."
+    unscaled = " and ".join(word for word, present in (("losses", losses), ("costs", costs)) if present)
+    unit = f"In %, {unscaled} as they are." if unscaled else "In %."
     shortened = comparison.options.shortened
     cut = f" Rounds shortened to {shortened}." if shortened else ""
     return f"{meanings}. {over}{unit}{cut}{_sampled(comparison)}{_noisy(comparison)}"
@@ -169,15 +169,15 @@ def _noisy(comparison: Comparison) -> str:
 
 
 def _differences(comparison: Comparison, columns: Sequence[TableColumn]) -> Table:
-    found = comparison.differences
-    labels = [row.label for row in comparison.rows if any(row.label in found[column.header] for column in columns)]
+    by_column = comparison.differences
+    labels = [row.label for row in comparison.rows if any(row.label in by_column[column.header] for column in columns)]
 
     def pairs(label: str) -> str:
-        counts = {len(found[column.header][label].seeds) for column in columns if label in found[column.header]}
+        counts = {len(by_column[column.header][label].seeds) for column in columns if label in by_column[column.header]}
         return str(min(counts)) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
 
     def shown(label: str, column: TableColumn) -> str:
-        of = found[column.header].get(label)
+        of = by_column[column.header].get(label)
         return NOTHING if of is None else difference(of, column)
 
     rows = [[label, pairs(label), *(shown(label, column) for column in columns)] for label in labels]
@@ -188,8 +188,8 @@ def _differences(comparison: Comparison, columns: Sequence[TableColumn]) -> Tabl
 
 def differences_caption(comparison: Comparison, columns: Sequence[TableColumn]) -> str:
     """What the differences are, and what so many seeds can show."""
-    found = [of for column in columns for of in comparison.differences[column.header].values()]
-    seeds = {len(of.seeds) for of in found if of.p is not None}
+    pairs = [of for column in columns for of in comparison.differences[column.header].values()]
+    seeds = {len(of.seeds) for of in pairs if of.p is not None}
     unit = "percentage points" if any(column.percent for column in columns) else "the columns' own units"
     mean = f"Mean over the seeds that both have, in {unit}"
     lower = [column.header for column in columns if column.lower_is_better]
@@ -198,7 +198,7 @@ def differences_caption(comparison: Comparison, columns: Sequence[TableColumn]) 
         one = "One seed has neither an interval nor a test: it takes several to tell a method from its luck."
         return f"{mean}. {one}{better}"
     rows = max(sum(of.p is not None for of in comparison.differences[column.header].values()) for column in columns)
-    star = "; * p ≤ 0.05" if any(of.significant for of in found) else ""
+    star = "; * p ≤ 0.05" if any(of.significant for of in pairs) else ""
     return (
         f"{mean} [95 % interval, Student's t of the differences]; p: exact two-sided sign-flip test of them, with "
         f"Holm's correction over the rows of a column{star}. The interval takes differences as normal, the test does "
@@ -231,8 +231,8 @@ def tuning_caption(tuned: Sequence[TunedRecipe]) -> str:
         notes.append("failed: a run of these settings failed or had no score, so they are not chosen.")
     if edges := [f"{one.recipe} ({', '.join(one.at_edge)})" for one in tuned if one.at_edge]:
         notes.append(f"The best value is the first or last that was tried: {', '.join(edges)}.")
-    if left := sum(len(trial.waiting) for one in tuned for trial in one.trials):
-        notes.append(f"{count(left, 'run')} of the search {'have' if left > 1 else 'has'} not ended.")
+    if unfinished := sum(len(trial.waiting) for one in tuned for trial in one.trials):
+        notes.append(f"{count(unfinished, 'run')} of the search {'have' if unfinished > 1 else 'has'} not ended.")
     return " ".join([budget, *notes])
 
 
@@ -251,8 +251,8 @@ def _chosen(trial: Trial | None) -> str:
 
 
 def _seeds(row: ComparisonRow) -> str:
-    done, total = len(row.finished), len(row.seeds)
-    return str(total) if done == total else f"{done} of {total}"
+    finished, total = len(row.finished), len(row.seeds)
+    return str(total) if finished == total else f"{finished} of {total}"
 
 
 def comma_separated(comparison: Comparison) -> str:
@@ -265,27 +265,29 @@ def comma_separated(comparison: Comparison) -> str:
         for seed in row.finished:
             written.row([row.label, seed, *(row.values[header].get(seed, "") for header in headers)])
         over = [row.over_seeds(header) for header in headers]
-        written.row([row.label, "mean", *("" if found is None else found.mean for found in over)])
-        written.row([row.label, "std", *("" if found is None or found.std is None else found.std for found in over)])
+        written.row([row.label, "mean", *("" if summary is None else summary.mean for summary in over)])
+        written.row(
+            [row.label, "std", *("" if summary is None or summary.std is None else summary.std for summary in over)]
+        )
     return text.getvalue()
 
 
 def as_json(comparison: Comparison) -> str:
     """Exact fractions, by recipe, column and seed; differences by column and recipe."""
-    options, told = comparison.options, comparison.warnings
+    options, all_warnings = comparison.options, comparison.warnings
     content = {
         "columns": {column.header: column.meaning for column in comparison.columns},
         "rounds_shortened_to": options.shortened,
-        "rows": [_row(comparison, row, told) for row in comparison.rows],
+        "rows": [_row(comparison, row, all_warnings) for row in comparison.rows],
         "differences": {
             "against": comparison.against,
             "confidence": CONFIDENCE,
             "interval": "Student's t of the paired differences",
             "test": "sign flips of the paired differences, two-sided; Holm's correction over the rows of a column",
             "columns": {
-                header: {label: _difference(of) for label, of in found.items()}
-                for header, found in comparison.differences.items()
-                if found
+                header: {label: _difference(of) for label, of in by_label.items()}
+                for header, by_label in comparison.differences.items()
+                if by_label
             },
         },
         "tuning": [_tuned(one) for one in options.tuned],
@@ -294,13 +296,15 @@ def as_json(comparison: Comparison) -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
-def _row(comparison: Comparison, of: ComparisonRow, told: Sequence[tuple[str, int, ModelWarning]]) -> dict[str, object]:
+def _row(
+    comparison: Comparison, of: ComparisonRow, all_warnings: Sequence[tuple[str, int, ModelWarning]]
+) -> dict[str, object]:
     values = {}
     for column in comparison.columns:
         if (over := of.over_seeds(column.header)) is not None:
             values[column.header] = {"mean": over.mean, "std": over.std, "seeds": of.values[column.header]}
     results = comparison.results[of.label]
-    warnings = [{"seed": seed, **found.plain()} for label, seed, found in told if label == of.label]
+    warnings = [{"seed": seed, **warning.plain()} for label, seed, warning in all_warnings if label == of.label]
     return {
         "recipe": of.label,
         "personal_test_images": results[0].recipe.evaluation.personal_test_images if results else None,

@@ -82,9 +82,9 @@ class Target:
 def costs(result: Result) -> dict[int, Cost]:
     """The cost of a run up to each of its rounds; empty: it was not recorded."""
     numbers = sorted(result.trained)
-    held = result.train_examples
+    sizes = result.train_examples
     by_round = (
-        fmean(examples / held[site] for site, examples in result.trained[number].items() if held.get(site))
+        fmean(examples / sizes[site] for site, examples in result.trained[number].items() if sizes.get(site))
         for number in numbers
     )
     epochs = dict(zip(numbers, accumulate(by_round), strict=True))
@@ -164,7 +164,7 @@ def local_accuracies(scores: Scores, tested: Mapping[SiteId, int], name: str) ->
     Raises:
         DataError: a site has the score, but no size of at least one example in `tested`.
     """
-    found = dict[int, float]()
+    accuracies = dict[int, float]()
     for number in sorted(scores):
         values = {site: own[name] for site, own in scores[number].items() if name in own}
         if unsized := sorted(site for site in values if tested.get(site, 0) < 1):
@@ -173,8 +173,8 @@ def local_accuracies(scores: Scores, tested: Mapping[SiteId, int], name: str) ->
                 "expected the number of its test examples, or none for any site"
             )
         if values:
-            found[number] = float(np.average(list(values.values()), weights=[tested[site] for site in values]))
-    return found
+            accuracies[number] = float(np.average(list(values.values()), weights=[tested[site] for site in values]))
+    return accuracies
 
 
 def over_sites(scores: Scores, sums: Sums) -> dict[int, dict[str, Spread]]:

@@ -77,21 +77,21 @@ def paired(values: Mapping[int, float], reference: Mapping[int, float]) -> Paire
     if not seeds:
         return None
     differences = np.array([values[seed] - reference[seed] for seed in seeds])  # [seeds]
-    found = PairedDifference(seeds, spread(differences.tolist()).mean)
+    pair = PairedDifference(seeds, spread(differences.tolist()).mean)
     if len(seeds) == 1:
-        return found
+        return pair
     low, high = _interval(differences)
-    return replace(found, low=low, high=high, p=_sign_flip_p(differences))
+    return replace(pair, low=low, high=high, p=_sign_flip_p(differences))
 
 
 def corrected(differences: Mapping[str, PairedDifference]) -> dict[str, PairedDifference]:
     """The rows of a column with Holm's correction: the k-th smallest p of m times m - k + 1; p never falls."""
     ranked = sorted((name for name, of in differences.items() if of.p is not None), key=lambda n: _p(differences[n]))
-    found, least = dict(differences), 0.0
+    result, least = dict(differences), 0.0
     for rank, name in enumerate(ranked):
         least = max(least, min(1.0, (len(ranked) - rank) * _p(differences[name])))
-        found[name] = replace(differences[name], corrected=least)
-    return found
+        result[name] = replace(differences[name], corrected=least)
+    return result
 
 
 def _p(of: PairedDifference) -> float:
@@ -226,14 +226,16 @@ class Comparison:
         Raises:
             ConfigError: no result has a metric that was asked for.
         """
-        asked = options or CompareOptions()
+        settings = options or CompareOptions()
         seeds, results = dict[str, list[int]](), dict[str, list[Result]]()
         for recipe, result in jobs:
             seeds.setdefault(recipe.name, []).append(recipe.seed)
             results.setdefault(recipe.name, []).extend([result] if result else [])
-        runs = {name: {result.recipe.seed: summarise(result) for result in found} for name, found in results.items()}
+        runs = {
+            name: {result.recipe.seed: summarise(result) for result in of_recipe} for name, of_recipe in results.items()
+        }
         all_runs = [run for by_seed in runs.values() for run in by_seed.values()]
-        columns = _columns(all_runs, asked)
+        columns = _columns(all_runs, settings)
         rows = [
             ComparisonRow(
                 name,
@@ -243,33 +245,33 @@ class Comparison:
             )
             for name, by_seed in runs.items()
         ]
-        against = asked.against or next(iter(seeds), "")
+        against = settings.against or next(iter(seeds), "")
         differences = {column.header: _differences(column.header, rows, against) for column in columns}
-        return cls(columns, rows, results, asked, against, differences)
+        return cls(columns, rows, results, settings, against, differences)
 
     @property
     def tested(self) -> list[TableColumn]:
         """The columns whose differences are shown first; of two with the same values the first."""
-        found: dict[tuple[object, ...], TableColumn] = {}
+        columns: dict[tuple[object, ...], TableColumn] = {}
         for column in self.columns:
             if column.tested and self.differences[column.header]:
                 values = tuple(tuple(row.values[column.header].items()) for row in self.rows)
-                found.setdefault(values, column)
-        return list(found.values())
+                columns.setdefault(values, column)
+        return list(columns.values())
 
     @property
     def warnings(self) -> list[tuple[str, int, ModelWarning]]:
         """What speaks against the models, each with its recipe and seed."""
         runs = [(label, result) for label, results in self.results.items() for result in results]
-        return [(label, result.recipe.seed, found) for label, result in runs for found in warnings_about(result)]
+        return [(label, result.recipe.seed, warning) for label, result in runs for warning in warnings_about(result)]
 
 
-def _columns(runs: Sequence[Summary], asked: CompareOptions) -> list[TableColumn]:
+def _columns(runs: Sequence[Summary], options: CompareOptions) -> list[TableColumn]:
     """The columns that were asked for, or else the usual ones; none without runs."""
     if not runs:
         return usual(runs)
-    columns = [named(metric, runs) for metric in asked.metrics] if asked.metrics else usual(runs)
-    return [*columns, *(to_reach(asked.target) if asked.target else ())]
+    columns = [named(metric, runs) for metric in options.metrics] if options.metrics else usual(runs)
+    return [*columns, *(to_reach(options.target) if options.target else ())]
 
 
 def _values(column: TableColumn, by_seed: Mapping[int, Summary]) -> dict[int, float]:
@@ -280,7 +282,7 @@ def _values(column: TableColumn, by_seed: Mapping[int, Summary]) -> dict[int, fl
 def _differences(column: str, rows: Sequence[ComparisonRow], against: str) -> dict[str, PairedDifference]:
     reference = next((row.values[column] for row in rows if row.label == against), {})
     pairs = {row.label: paired(row.values[column], reference) for row in rows if row.label != against}
-    return corrected({label: found for label, found in pairs.items() if found is not None})
+    return corrected({label: pair for label, pair in pairs.items() if pair is not None})
 
 
 def warnings_about(result: Result) -> list[ModelWarning]:

@@ -163,13 +163,13 @@ def _tuned(
     return TunedRecipe(recipe, score, trials, fraction)
 
 
-def tuned(recipes: Sequence[Recipe], found: Sequence[TunedRecipe]) -> tuple[list[Recipe], dict[str, str]]:
+def tuned(recipes: Sequence[Recipe], choices: Sequence[TunedRecipe]) -> tuple[list[Recipe], dict[str, str]]:
     """The recipes with the settings that were chosen, on all training images; what their jobs' folders are called.
 
     Raises:
         RunFailedError: of a recipe no settings have a score of every seed.
     """
-    chosen = {one.recipe: one.chosen for one in found}
+    chosen = {one.recipe: one.chosen for one in choices}
     if without := [name for name, trial in chosen.items() if trial is None]:
         raise RunFailedError(
             f"{without[0]}: none of the settings that were tried has a score of every seed; try others with --tune"
@@ -211,10 +211,10 @@ def _trial(
     seeds = {name: jobs[name].recipe.seed for name in one.jobs}
     read = {seeds[name]: None if score is None else score.read(runs[name]) for name in one.jobs if name in runs}
     scores = {seed: value for seed, value in read.items() if value is not None}
-    left = [name for name in one.jobs if name not in runs]
-    failed = [seeds[name] for name in left if jobs[name].failure() is not None]
+    unfinished = [name for name in one.jobs if name not in runs]
+    failed = [seeds[name] for name in unfinished if jobs[name].failure() is not None]
     unscored = [seed for seed, value in read.items() if value is None]
-    waiting = [seeds[name] for name in left if seeds[name] not in failed]
+    waiting = [seeds[name] for name in unfinished if seeds[name] not in failed]
     return Trial(one.settings, scores, [*failed, *unscored], waiting)
 
 

@@ -211,10 +211,10 @@ def _recipe(request: ExportRequest, folder: Path) -> Recipe:
 
 
 def _check_recipe(request: ExportRequest, run_recipe: Recipe) -> None:
-    given = request.recipe
+    recipe = request.recipe
     if (
-        given is not None
-        and given.model_copy(update={"name": run_recipe.name}).fingerprint() != run_recipe.fingerprint()
+        recipe is not None
+        and recipe.model_copy(update={"name": run_recipe.name}).fingerprint() != run_recipe.fingerprint()
     ):
         raise ConfigError(f"--recipe is not that of run '{run_recipe.name}': they differ; leave it out")
 
@@ -238,8 +238,8 @@ def _data(request: ExportRequest, recipe: Recipe, kept_round: KeptRound) -> Site
 
 def _own_scores(request: ExportRequest, folder: Path, kept_round: KeptRound, round: int) -> ModelScores:
     """The site's own, as it keeps them."""
-    kept = OwnScores(folder / SCORES_FOLDER)
-    rounds = kept.rounds(request.run) if request.run in kept.runs() else []
+    stored = OwnScores(folder / SCORES_FOLDER)
+    rounds = stored.rounds(request.run) if request.run in stored.runs() else []
     values = next((scored.scores for scored in rounds if scored.round == round), {})
     personal_scores = {name: value for name, value in values.items() if name.startswith("personal.")}
     return ModelScores(
@@ -251,12 +251,12 @@ def _own_scores(request: ExportRequest, folder: Path, kept_round: KeptRound, rou
 def _scored(published: PublishedState, chosen: Choice = "newest") -> ModelScores:
     """Scores of the global model, and by whom and on whose images each was taken."""
     over_sites = spreads(published.scores, published.sums)
-    found = {name: spread for name, spread in over_sites.items() if name.startswith("global.")}
-    if not found:
+    of_global = {name: spread for name, spread in over_sites.items() if name.startswith("global.")}
+    if not of_global:
         return ModelScores(of=f"none were taken after round {published.round}")
-    names = {site: {n for n in scores if n in found} for site, scores in published.scores.items()}
-    where = _scored_by(names, [spread.sites for spread in found.values() if spread.worst is None])
-    values = {name: spread.mean for name, spread in found.items()}
+    names = {site: {n for n in scores if n in of_global} for site, scores in published.scores.items()}
+    where = _scored_by(names, [spread.sites for spread in of_global.values() if spread.worst is None])
+    values = {name: spread.mean for name, spread in of_global.items()}
     if chosen == "best" and published.run is not None and (best := published.run.best) is not None:
         where.append(f"the round was chosen by {best.score}, which makes it optimistic")
     return ModelScores(of=_of("; ".join(where), published.round), values=values)

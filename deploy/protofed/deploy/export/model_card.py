@@ -68,8 +68,8 @@ def card(
 
 def _title(facts: ModelFacts) -> str:
     origin = facts.origin
-    whose = {"global": "global model", "personal": f"personal model of site {origin.site}"}
-    return f"{whose.get(origin.kind, f'model of class {origin.kind[6:]}')} of run {origin.run}, round {origin.round}"
+    kinds = {"global": "global model", "personal": f"personal model of site {origin.site}"}
+    return f"{kinds.get(origin.kind, f'model of class {origin.kind[6:]}')} of run {origin.run}, round {origin.round}"
 
 
 def _alerts(facts: ModelFacts, run: RunView | None) -> list[str]:
@@ -95,10 +95,10 @@ def warnings(run: RunView) -> list[tuple[int, str]]:
     """
     own = [one for one in run.warnings if one["site"]]
     chosen = [one for one in run.warnings if not one["site"]] + own[:MAX_SITES]
-    told = [(one["round"], one["text"]) for one in chosen]
+    rows = [(one["round"], one["text"]) for one in chosen]
     more = own[MAX_SITES:]
     text = f"{count(len(more), 'more warning')} of sites' own models: `protofed report --json` has them."
-    return told + ([(more[0]["round"], text)] if more else [])
+    return rows + ([(more[0]["round"], text)] if more else [])
 
 
 def _description(facts: ModelFacts, run: RunView | None, chosen: Choice) -> str:
@@ -124,8 +124,8 @@ def _rounds(number: int, run: RunView, chosen: Choice) -> str:
     of_rounds = f"{run.done} of {run.planned} planned rounds are finished{so_far}"
     if run.run["status"] == "completed" and run.reason:
         of_rounds += f" ({_line(run.reason)})"
-    left = f" Excluded or revoked: {'; '.join(map(_line, gone))}." if (gone := _left(run)) else ""
-    return f"It is the model after round {number}; {of_rounds}. {choice(run, number, chosen)}{left}"
+    departures = f" Excluded or revoked: {'; '.join(map(_line, departed))}." if (departed := _left(run)) else ""
+    return f"It is the model after round {number}; {of_rounds}. {choice(run, number, chosen)}{departures}"
 
 
 def _left(run: RunView) -> list[str]:
@@ -154,8 +154,8 @@ def choice(run: RunView, number: int, chosen: Choice) -> str:
     values = {} if best is None else run.means(best.score)
     how = {"newest": "It is the newest model that was kept", "given": "Its round was chosen by its number"}
     if best is None or best.round not in values:
-        told = how.get(chosen, "It is the best round")
-        return f"{told}; no score judges the run's rounds."
+        reason = how.get(chosen, "It is the best round")
+        return f"{reason}; no score judges the run's rounds."
     newest = max(values)
     last = (
         f"the newest scored round, {newest}, has {values[newest]:.4f}" if newest != best.round else "it is the newest"
@@ -222,7 +222,7 @@ def _chance(facts: ModelFacts, balanced: str) -> float:
 def _provenance(facts: ModelFacts) -> str:
     origin = facts.origin
     options = ", ".join(f"{key} = {value}" for key, value in origin.method.options.items()) or "defaults"
-    shown = {
+    rows = {
         "run": origin.run,
         "round": origin.round,
         "method": f"{origin.method.name} ({options})",
@@ -232,7 +232,7 @@ def _provenance(facts: ModelFacts) -> str:
         "exported by": f"protofed {origin.protofed}",
         "exported at": origin.at,
     }
-    return markdown_rows(["", ""], *([key, _cell(str(value))] for key, value in shown.items()))
+    return markdown_rows(["", ""], *([key, _cell(str(value))] for key, value in rows.items()))
 
 
 def _use(facts: ModelFacts) -> str:

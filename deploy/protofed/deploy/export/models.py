@@ -207,8 +207,8 @@ def _client_half(recipe: Recipe) -> ClientMethod:
 
 def _first_broadcast(recipe: Recipe, model: SplitModel, site: SiteId) -> Payload:
     """What a site is sent in round 1 of a run that begins with this model."""
-    half, made = method_of(recipe), {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
-    return sent(half, half.init(made, round_context(recipe, 0, recipe.federation.min_sites)), site)
+    half, weights = method_of(recipe), {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
+    return sent(half, half.init(weights, round_context(recipe, 0, recipe.federation.min_sites)), site)
 
 
 def _fresh(recipe: Recipe, allowed: frozenset[str]) -> SplitModel:

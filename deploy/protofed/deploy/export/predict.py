@@ -172,7 +172,7 @@ class PredictRequest:
         out: the CSV file to write.
         batch: images per batch; it bounds memory.
         allowed: plug-ins that may be imported.
-        shown: show a progress bar, on a terminal.
+        visible: show a progress bar, on a terminal.
     """
 
     model: Path
@@ -182,7 +182,7 @@ class PredictRequest:
     device: str = "cpu"
     batch: int = 64
     allowed: frozenset[str] = frozenset()
-    shown: bool = True
+    visible: bool = True
 
 
 @dataclass
@@ -190,7 +190,7 @@ class Predicted:
     """The outcome: which runtime computed, how many images were classified, and which could not be read."""
 
     runtime: Literal["onnx", "torch"]
-    done: int = 0
+    image_count: int = 0
     unreadable: list[UnreadableFile] = field(default_factory=list)
 
 
@@ -210,14 +210,14 @@ def predict(request: PredictRequest) -> Predicted:
     answer = predictor(request.model, contents, runtime, request.device, request.allowed)
     images = images_of(request.images, spec.input)
     result = Predicted(runtime)
-    with _table(request.out) as file, progress("predicting", len(images), "images", shown=request.shown) as bar:
+    with _table(request.out) as file, progress("predicting", len(images), "images", visible=request.visible) as bar:
         table = CsvTable(file)
         table.row(["path", "class", "name", "probability", *(f"p_{name}" for name in names)])
         for paths, pixels, unreadable in batches(images, shape, request.batch):
             if paths:
                 for row in _rows(paths, _checked(answer(pixels), len(names)), names):
                     table.row(row)
-            result.done += len(paths)
+            result.image_count += len(paths)
             result.unreadable += unreadable
             bar.advance(len(paths) + len(unreadable))
     return result

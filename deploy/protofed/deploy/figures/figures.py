@@ -174,21 +174,23 @@ def ablation(results: Sequence[Result], option: str, metric: str) -> Ablation:
             "none of the folders holds a finished job; run `compare` over recipes that differ in one number"
         )
     rests = [{k: v for k, v in leaves(_plain(r.recipe)) if k not in {*_FREE, option}} for r in results]
-    for rest, result in zip(rests, results, strict=True):
-        if odd := sorted(k for k in rest.keys() | rests[0].keys() if rest.get(k) != rests[0].get(k)):
+    for settings, result in zip(rests, results, strict=True):
+        if odd := sorted(k for k in settings.keys() | rests[0].keys() if settings.get(k) != rests[0].get(k)):
             raise ConfigError(
                 f"'{result.recipe.name}' and '{results[0].recipe.name}' differ in {odd[0]}, too; "
                 f"expected recipes that are equal but for {option} and seeds"
             )
     summaries = [summarise(result) for result in results]
     column = named(metric, summaries)
-    found: dict[float, list[float]] = {}
+    by_value: dict[float, list[float]] = {}
     for result, of_run in zip(results, summaries, strict=True):
         if (score := column.read(of_run)) is not None:
-            found.setdefault(option_of(result.recipe, option), []).append(score)
-    if len(found) < 2:
-        raise ConfigError(f"the runs have {option} = {', '.join(map(str, found)) or 'none'}; expected several values")
-    return Ablation(option, metric, sorted(found), [found[value] for value in sorted(found)], column.percent)
+            by_value.setdefault(option_of(result.recipe, option), []).append(score)
+    if len(by_value) < 2:
+        raise ConfigError(
+            f"the runs have {option} = {', '.join(map(str, by_value)) or 'none'}; expected several values"
+        )
+    return Ablation(option, metric, sorted(by_value), [by_value[value] for value in sorted(by_value)], column.percent)
 
 
 def option_of(recipe: Recipe, option: str) -> float:
@@ -229,26 +231,26 @@ def draw_groups(groups: Mapping[str, Mapping[str, float]]) -> Figure:
     return figure
 
 
-def draw_ablation(found: Ablation) -> Figure:
+def draw_ablation(result: Ablation) -> Figure:
     """The mean over seeds at each value, all at the same distance, with the seeds as dots."""
-    figure = titled(3.2, f"{found.metric} over {found.option}")
+    figure = titled(3.2, f"{result.metric} over {result.option}")
     axes = figure.subplots()
-    scale = 100 if found.percent else 1
-    means = [scale * float(np.mean(seeds)) for seeds in found.scores]
-    for place, seeds in enumerate(found.scores):
+    scale = 100 if result.percent else 1
+    means = [scale * float(np.mean(seeds)) for seeds in result.scores]
+    for place, seeds in enumerate(result.scores):
         if len(seeds) > 1:
             axes.plot([place] * len(seeds), scale * np.asarray(seeds), "o", color=COLOURS[0], alpha=0.35, markersize=4)
     axes.plot(range(len(means)), means, "o-", color=COLOURS[0], linewidth=1.8)
-    form = "{:.1f}" if found.percent else "{:.3f}"
+    form = "{:.1f}" if result.percent else "{:.3f}"
     for place, mean in enumerate(means):
         axes.annotate(form.format(mean), (place, mean), (7, -11), textcoords="offset points", fontsize=8)
-    axes.set_xticks(range(len(means)), [f"{value:g}" for value in found.values])
-    axes.set_xlabel(found.option)
+    axes.set_xticks(range(len(means)), [f"{value:g}" for value in result.values])
+    axes.set_xlabel(result.option)
     axes.margins(x=0.06, y=0.18)
     framed(axes)
-    if not found.percent:
+    if not result.percent:
         axes.set_ylabel("")
-    if (most := max(map(len, found.scores))) > 1:
+    if (most := max(map(len, result.scores))) > 1:
         figure.supxlabel(f"line: mean over up to {most} seeds, pale dots: seeds", fontsize=8, color="0.4")
     return figure
 

@@ -64,8 +64,8 @@ class FinishedRun:
 
     def sites(self) -> dict[SiteId, SiteData]:
         """What each site trained on."""
-        found = load_sites(self._data, *self._loaded_for, noisy=self.recipe.plan.dp is not None)
-        return dict(zip(site_names(len(found)), found, strict=True))
+        site_data = load_sites(self._data, *self._loaded_for, noisy=self.recipe.plan.dp is not None)
+        return dict(zip(site_names(len(site_data)), site_data, strict=True))
 
     def test(self) -> SiteData:
         """The test set that all sites share."""
@@ -103,8 +103,8 @@ class FinishedRun:
 
     def prototypes(self) -> dict[int, Array]:
         """The global prototypes by class, [D] each; none, if the method has none."""
-        held = self.state.get(Part.PROTOTYPES, {})
-        return dict(enumerate(held["mean"])) if "mean" in held else {int(name): held[name] for name in held}
+        tensors = self.state.get(Part.PROTOTYPES, {})
+        return dict(enumerate(tensors["mean"])) if "mean" in tensors else {int(name): tensors[name] for name in tensors}
 
     @property
     def _data(self) -> Data:

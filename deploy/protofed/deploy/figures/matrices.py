@@ -101,11 +101,11 @@ def read_groups(text: str | None, source: str, classes: int) -> dict[str, list[i
     """
     known = {name: list(members) for name, members in KNOWN.get(source, {}).items()}
     groups = known if text is None else _groups(text)
-    named = [c for members in groups.values() for c in members]
-    if len(set(named)) < len(named) or any(c >= classes for c in named):
-        raise ConfigError(f"groups name {sorted(named)}; expected each class of 0 to {classes - 1} at most once")
-    left = [c for c in range(classes) if c not in named]
-    return {**groups, ("others" if groups else "classes"): left} if left else groups
+    grouped = [c for members in groups.values() for c in members]
+    if len(set(grouped)) < len(grouped) or any(c >= classes for c in grouped):
+        raise ConfigError(f"groups name {sorted(grouped)}; expected each class of 0 to {classes - 1} at most once")
+    ungrouped = [c for c in range(classes) if c not in grouped]
+    return {**groups, ("others" if groups else "classes"): ungrouped} if ungrouped else groups
 
 
 def _groups(text: str) -> dict[str, list[int]]:
@@ -149,11 +149,11 @@ def draw_prototypes(run: FinishedRun, groups: Groups) -> Figure:
     for axes, matrix, when in zip(
         figure.subplots(1, 2), matrices, ("before training", f"after {run.recipe.rounds} rounds"), strict=True
     ):
-        shown = _cosines(axes, matrix, groups, class_names(run.recipe), max(limit, 0.05))
+        image = _cosines(axes, matrix, groups, class_names(run.recipe), max(limit, 0.05))
         means = within_and_between(matrix, groups)
         means_note = f"\nmean {means[0]:+.2f} within groups, {means[1]:+.2f} between" if means else ""
         axes.set_title(f"{when}{means_note}", loc="left", fontsize=9)
-    figure.colorbar(shown, ax=figure.axes, shrink=0.7, pad=0.02).ax.tick_params(labelsize=8)
+    figure.colorbar(image, ax=figure.axes, shrink=0.7, pad=0.02).ax.tick_params(labelsize=8)
     return figure
 
 
@@ -163,14 +163,14 @@ def draw_shares(shares: Shares, title: str) -> Figure:
     left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(1, 1.12))[0]
     above, below = left.subplots(2, 1)
     most = 100 * max(shares.true.max(), shares.local.max(), shares.models.max())
-    shown = _shares(above, shares.true, shares.sites, most, "sites: true share of each class")
+    image = _shares(above, shares.true, shares.sites, most, "sites: true share of each class")
     _shares(below, shares.local, shares.sites, most, f"sites: share of the norms, mean distance {shares.gap:.2f}")
     axes = right.subplots()
     models = [f"model {c}" for c in range(len(shares.models))]
     _shares(axes, shares.models, models, most, "class models: share of the norms")
     below.set_xlabel("class", fontsize=9)
     axes.set_xlabel("class", fontsize=9)
-    bar = right.colorbar(shown, ax=axes, shrink=0.8, pad=0.03)
+    bar = right.colorbar(image, ax=axes, shrink=0.8, pad=0.03)
     bar.ax.tick_params(labelsize=8)
     bar.ax.set_title("%", fontsize=8)
     return figure
@@ -180,7 +180,7 @@ def _cosines(axes: Axes, matrix: Array, groups: Groups, names: Sequence[str], li
     order = [c for members in groups.values() for c in members]
     sorted_ = np.where(np.eye(len(order), dtype=bool), np.nan, matrix[np.ix_(order, order)])
     axes.set_facecolor("0.85")  # of the diagonal, which is 1
-    shown = axes.imshow(sorted_, cmap="RdBu_r", vmin=-limit, vmax=limit)
+    image = axes.imshow(sorted_, cmap="RdBu_r", vmin=-limit, vmax=limit)
     ends = np.cumsum([len(members) for members in groups.values()])
     for end in ends[:-1]:
         axes.axhline(end - 0.5, color="black", linewidth=0.8)
@@ -193,15 +193,15 @@ def _cosines(axes: Axes, matrix: Array, groups: Groups, names: Sequence[str], li
         axes.set_yticks(range(len(order)), [names[c] for c in order], fontsize=8)
         turned = 90 if max(map(len, names)) > 2 else 0
         axes.set_xticks(range(len(order)), [names[c] for c in order], fontsize=8, rotation=turned)
-    return shown
+    return image
 
 
 def _shares(axes: Axes, matrix: Array, rows: Sequence[str], most: float, title: str) -> AxesImage:
-    shown = axes.imshow(percent(matrix), cmap="Blues", vmin=0, vmax=most, aspect="auto")
+    image = axes.imshow(percent(matrix), cmap="Blues", vmin=0, vmax=most, aspect="auto")
     axes.set_title(title, loc="left", fontsize=9)
     few = len(rows) <= NAMED_CLASSES
     axes.set_yticks(range(len(rows)) if few else [], rows if few else [], fontsize=8)
     if matrix.shape[1] <= NAMED_CLASSES:
         axes.set_xticks(range(matrix.shape[1]))
     axes.tick_params(labelsize=8, length=0)
-    return shown
+    return image

@@ -56,17 +56,17 @@ def on_ring(features: Array, labels: Array) -> Array:
     return np.asarray(unit(features.astype(float)) * radius)
 
 
-def by_angle(run: FinishedRun, seen: Embedded) -> Plane:
+def by_angle(run: FinishedRun, embedding: Embedded) -> Plane:
     """A run whose embedding has two dimensions: directions, with those of the prototypes, or of the head's rows."""
-    rows = seen.prototypes or dict(enumerate(run.state.get(Part.HEAD, {}).get("weight", ())))
+    rows = embedding.prototypes or dict(enumerate(run.state.get(Part.HEAD, {}).get("weight", ())))
     marks = {c: unit(np.asarray(row, dtype=float)) for c, row in rows.items()}
-    return Plane(_title(run), on_ring(seen.features, seen.labels), seen.labels, marks)
+    return Plane(_title(run), on_ring(embedding.features, embedding.labels), embedding.labels, marks)
 
 
-def by_neighbours(run: FinishedRun, seen: Embedded) -> Plane:
+def by_neighbours(run: FinishedRun, embedding: Embedded) -> Plane:
     """Any run, by t-SNE."""
-    points, marks = tsne(seen.features, seen.prototypes)
-    return Plane(_title(run), points, seen.labels, marks)
+    points, marks = tsne(embedding.features, embedding.prototypes)
+    return Plane(_title(run), points, embedding.labels, marks)
 
 
 def draw_angles(inputs: Plane | None, planes: Sequence[Plane]) -> Figure:
@@ -103,11 +103,11 @@ def draw_tsne(planes: Sequence[Plane], names: Sequence[str]) -> Figure:
     return figure
 
 
-def inputs_plane(seen: Embedded) -> Plane | None:
+def inputs_plane(embedding: Embedded) -> Plane | None:
     """The test points themselves, where they are points of a plane."""
-    if seen.inputs[0].size != 2:
+    if embedding.inputs[0].size != 2:
         return None
-    return Plane("test points", seen.inputs.reshape(-1, 2), seen.labels, {})
+    return Plane("test points", embedding.inputs.reshape(-1, 2), embedding.labels, {})
 
 
 def names_of(run: FinishedRun) -> list[str]:

@@ -273,11 +273,11 @@ def _title(snapshot: RunSnapshot) -> Text:
 
 def _rounds(snapshot: RunSnapshot, width: int) -> Text:
     text = Text(f"round {snapshot.round} of {snapshot.rounds} ")
-    done = f" {snapshot.done} done"
-    room = min(WIDEST_BAR, width - len(text) - len(done))
+    tail = f" {snapshot.done} done"
+    room = min(WIDEST_BAR, width - len(text) - len(tail))
     if room >= 5:
         text.append_text(bar(snapshot.done / max(1, snapshot.rounds), room))
-    return text.append(done)
+    return text.append(tail)
 
 
 def _phase(snapshot: RunSnapshot) -> Text:

@@ -154,20 +154,20 @@ class WaitingSnapshot:
         """All of it in a line, with the time that is left."""
         if self.seconds_left is None:
             return self.text
-        left = span(self.seconds_left)
+        remaining = span(self.seconds_left)
         match self.reason:
             case "back-off":
-                return f"{self.text}, in {left}"
+                return f"{self.text}, in {remaining}"
             case "updates" | "sum" | "refinement" | "scores":
-                return f"{self.text}; {left} left"
+                return f"{self.text}; {remaining} left"
             case _:
-                return f"{self.text}; the run fails in {left} if that stays so"
+                return f"{self.text}; the run fails in {remaining} if that stays so"
 
     @property
     def cell(self) -> str:
         """For a table's cell; empty for what other columns say: what the open round is waiting for."""
-        told = self.reason in ("updates", "sum", "refinement", "scores", "paused")
-        return "" if told else self.text.partition("; missing")[0]
+        redundant = self.reason in ("updates", "sum", "refinement", "scores", "paused")
+        return "" if redundant else self.text.partition("; missing")[0]
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def snapshot(reply: ServerReply, history: WatchHistory, now: float) -> RunSnapsh
     ended = info.status in ENDED
     newest = rounds[-1] if rounds else None
     phase = _phase(info, newest)
-    done = max((row.round for row in rounds if row.outcome in PUBLISHED), default=0)
+    rounds_done = max((row.round for row in rounds if row.outcome in PUBLISHED), default=0)
     return RunSnapshot(
         at=now,
         run=info.run,
@@ -99,7 +99,7 @@ def snapshot(reply: ServerReply, history: WatchHistory, now: float) -> RunSnapsh
         deadline_s=info.deadline_s or None if phase == "collecting" else None,
         round=info.round,
         rounds=info.rounds,
-        done=done,
+        done=rounds_done,
         invited=info.invited,
         reported=info.reported,
         degraded=info.degraded,
@@ -108,7 +108,7 @@ def snapshot(reply: ServerReply, history: WatchHistory, now: float) -> RunSnapsh
         received_bytes=info.received_bytes,
         sent_bytes=info.sent_bytes,
         seconds=max(0.0, (info.ended_at or now) - history.opened_at) if history.opened_at else None,
-        rest=time_remaining(info, rounds, done, now),
+        rest=time_remaining(info, rounds, rounds_done, now),
         sites=sites(reply.sites, newest, ended=ended),
         history=tuple(_attempt(row, ended=ended) for row in rounds),
         scored_round=reply.detail.scored_round,
@@ -136,7 +136,9 @@ def place(run: str, runs: Iterable[pb.RunInfo]) -> str:
     return f"{ordinal} in the queue, behind {' and '.join(names_ahead)}"
 
 
-def time_remaining(info: pb.RunInfo, rounds: Sequence[pb.RoundInfo], done: int, now: float) -> TimeRemaining | None:
+def time_remaining(
+    info: pb.RunInfo, rounds: Sequence[pb.RoundInfo], rounds_done: int, now: float
+) -> TimeRemaining | None:
     """An estimate from the times between the last publications; None: too few, or the run does not run.
 
     Those times include scoring, waiting and abandoned attempts, which the durations of the attempts leave out.
@@ -148,7 +150,7 @@ def time_remaining(info: pb.RunInfo, rounds: Sequence[pb.RoundInfo], done: int, 
     periods = [later - earlier for earlier, later in pairwise(times)]
     if len(periods) < MIN_PERIODS:
         return None
-    rounds_left, elapsed = info.rounds - done, max(0.0, now - times[-1])
+    rounds_left, elapsed = info.rounds - rounds_done, max(0.0, now - times[-1])
 
     def left(period: float) -> float:
         # The time since the last publication belongs to the current round, which takes a period at least.

@@ -63,8 +63,8 @@ def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]
     if tasks:
         parts.append(terminal(TASKS, tasks, STATUS, "\nevery site's task" if everything else "\nwhat failed"))
     if detail.scores:
-        shown = [score for score in detail.scores if not score.name.rpartition(".")[2].isdigit()]  # others: --json
-        parts.append(terminal(SCORES, shown, STATUS, f"\nscores after round {detail.scored_round}"))
+        scores = [score for score in detail.scores if not score.name.rpartition(".")[2].isdigit()]  # others: --json
+        parts.append(terminal(SCORES, scores, STATUS, f"\nscores after round {detail.scored_round}"))
     return [*parts, *_about_scores(detail)]
 
 

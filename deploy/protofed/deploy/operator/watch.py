@@ -245,8 +245,8 @@ def _line(row: Attempt, snapshot: RunSnapshot) -> str:
     """All of one attempt."""
     best = snapshot.best is not None and snapshot.best.round == row.round and row.outcome in PUBLISHED
     scores = _scores(snapshot) if snapshot.scored_round == row.round and row.outcome in PUBLISHED else ""
-    rest = time_left(snapshot.rest) if snapshot.rest else ""
-    return " · ".join(filter(None, (_attempt(row, snapshot), scores, "best so far" if best else "", rest)))
+    remaining = time_left(snapshot.rest) if snapshot.rest else ""
+    return " · ".join(filter(None, (_attempt(row, snapshot), scores, "best so far" if best else "", remaining)))
 
 
 def _attempt(row: Attempt, snapshot: RunSnapshot) -> str:

@@ -187,8 +187,8 @@ class PageAccess:
     def taken_notices(self) -> list[tuple[str, bool]]:
         """What the page that is being made says; no later page says it again."""
         with self._lock:
-            taken, self.notices = self.notices, []
-        return taken
+            notices, self.notices = self.notices, []
+        return notices
 
 
 def same(one: str, other: str) -> bool:

@@ -79,7 +79,7 @@ class Picture:
 class Pictures:
     """The newest pictures of one program. Threads share it."""
 
-    _kept: OrderedDict[Hashable, Picture] = field(default_factory=OrderedDict)
+    _pictures: OrderedDict[Hashable, Picture] = field(default_factory=OrderedDict)
     _lock: Lock = field(default_factory=Lock)  # matplotlib's settings belong to the process
 
     def routes(self) -> list[BaseRoute]:
@@ -93,7 +93,7 @@ class Pictures:
             key: all that the picture shows: of another content it is another.
         """
         with self._lock:
-            return self._keep(key, self._kept.get(key) or _drawn(sketch))
+            return self._keep(key, self._pictures.get(key) or _drawn(sketch))
 
     def of_report(self, sections: Callable[[], Sequence[Section]]) -> list[tuple[Section, list[Picture]]]:
         """Sections of a report, each with its figures as pictures.
@@ -106,27 +106,27 @@ class Pictures:
         from protofed.deploy.plots import STYLE
 
         with self._lock, rc_context(STYLE):
-            made = [(section, [_rendered(figure) for figure in section.figures]) for section in sections()]
-            for _, pictures in made:
+            pages = [(section, [_rendered(figure) for figure in section.figures]) for section in sections()]
+            for _, pictures in pages:
                 for picture in pictures:
                     self._keep(picture.wide.name, picture)
-        return made
+        return pages
 
     def answer(self, request: Request) -> Response:
         """One SVG file, as a page had it."""
         name = request.path_params["name"]
         with self._lock:
-            files = [one for picture in self._kept.values() for one in picture.files]
-        found = next((one for one in files if one.name == name), None)
-        if found is None:
+            files = [one for picture in self._pictures.values() for one in picture.files]
+        file = next((one for one in files if one.name == name), None)
+        if file is None:
             raise ConfigError("there is no such picture any more; load its page again")
-        return Response(found.svg, media_type="image/svg+xml", headers={"Content-Security-Policy": SVG_POLICY})
+        return Response(file.svg, media_type="image/svg+xml", headers={"Content-Security-Policy": SVG_POLICY})
 
     def _keep(self, key: Hashable, picture: Picture) -> Picture:
-        self._kept[key] = picture
-        self._kept.move_to_end(key)
-        while len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
+        self._pictures[key] = picture
+        self._pictures.move_to_end(key)
+        while len(self._pictures) > KEPT:
+            self._pictures.popitem(last=False)
         return picture
 
 

@@ -61,9 +61,9 @@ class Page:
     rows: int
 
     @classmethod
-    def of(cls, asked: str, total: int, rows: int) -> Page:
+    def of(cls, query: str, total: int, rows: int) -> Page:
         """The page that a query asks for; the first for anything that is no page of this table."""
-        number = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 1
+        number = int(query) if query.isascii() and query.isdigit() and len(query) < 10 else 1
         return cls(min(max(1, number), max(1, math.ceil(total / rows))), total, rows)
 
     @property
@@ -257,7 +257,7 @@ def application(program: Program, access: PageAccess) -> Guard:
         text = f"{name}. The terminal in which the page was started has the details."
         return shell.error(request, 500, text, entered=entered(request))
 
-    made = Starlette(
+    app = Starlette(
         routes=[
             Route(guard.ENTER_PATH, _enter),
             Mount(guard.STATIC_PATH.rstrip("/"), StaticFiles(directory=STATIC)),
@@ -265,8 +265,8 @@ def application(program: Program, access: PageAccess) -> Guard:
         ],
         exception_handlers={ProtofedError: failed, HTTPException: not_found, Exception: crashed},
     )
-    made.state.shell = shell
-    return Guard(made, access, refused)  # around all, so that no answer lacks its headers, not even of a crash
+    app.state.shell = shell
+    return Guard(app, access, refused)  # around all, so that no answer lacks its headers, not even of a crash
 
 
 def shell_of(request: Request) -> Shell:
@@ -338,19 +338,19 @@ def listening(address: str) -> Iterator[socket.socket]:
         yield opened
 
 
-def serve(program: Program, address: str, started: Callable[[str], None]) -> None:
+def serve(program: Program, address: str, announce: Callable[[str], None]) -> None:
     """Serve a program's pages until the process is told to end.
 
     Args:
         address: host:port of loopback; port 0 picks a free one.
-        started: called with the URL to open, which works once.
+        announce: called with the URL to open, which works once.
 
     Raises:
         ConfigError, UnavailableError: as `listening`.
     """
     with listening(address) as opened:
         host, port = opened.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
+        display_host = f"[{host}]" if ":" in host else host
         access = PageAccess()
         app = application(program, access)
         config = uvicorn.Config(
@@ -368,5 +368,5 @@ def serve(program: Program, address: str, started: Callable[[str], None]) -> Non
             timeout_graceful_shutdown=2,
         )
         opened.listen(AT_ONCE)
-        started(f"http://{shown}:{port}/enter?token={access.token}")
+        announce(f"http://{display_host}:{port}/enter?token={access.token}")
         uvicorn.Server(config).run(sockets=[opened])

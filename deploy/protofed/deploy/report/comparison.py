@@ -45,8 +45,10 @@ def document(comparison: Comparison, curves: Sequence[Curves], command: str) -> 
         _provenance(comparison, results, command),
     ]
     labels = [row.label for row in comparison.rows]
-    done = [row for row in comparison.rows if row.finished]
-    subtitle = f"Simulated federated learning: {count(len(results), 'finished run')} of {count(len(done), 'recipe')}"
+    finished = [row for row in comparison.rows if row.finished]
+    subtitle = (
+        f"Simulated federated learning: {count(len(results), 'finished run')} of {count(len(finished), 'recipe')}"
+    )
     return Document(
         f"Comparison of {listed(labels, 6)}",
         subtitle,
@@ -77,20 +79,20 @@ def _range(values: Sequence[int]) -> str:
 
 
 def _scores(comparison: Comparison, recipes: Mapping[str, Recipe]) -> Section:
-    made = {grid.key: grid for grid in grids(comparison)}
+    by_key = {grid.key: grid for grid in grids(comparison)}
     every = {grid.key: grid for grid in grids(comparison, every_column=True)}
     lead = [f"{label} is {server_methods.about(recipe.method.name).cited}." for label, recipe in recipes.items()]
-    tables = [replace(made["scores"], caption="Scores, mean ± standard deviation over seeds")]
-    said = [caption(comparison)]
-    if "differences" in made:
-        tables.append(made["differences"])
-        said.append(f"{made['differences'].caption}. {made['differences'].note}")
-    if "differences" in every and every["differences"].header != made.get("differences", every["scores"]).header:
+    tables = [replace(by_key["scores"], caption="Scores, mean ± standard deviation over seeds")]
+    remarks = [caption(comparison)]
+    if "differences" in by_key:
+        tables.append(by_key["differences"])
+        remarks.append(f"{by_key['differences'].caption}. {by_key['differences'].note}")
+    if "differences" in every and every["differences"].header != by_key.get("differences", every["scores"]).header:
         longer = f"{every['differences'].caption}: every column"
         tables.append(replace(every["differences"], caption=longer, folded=True))
     unfinished = [row.label for row in comparison.rows if len(row.finished) < len(row.seeds)]
     missing = [f"Not all seeds have ended of {listed(unfinished)}."] if unfinished else []
-    return Section("scores", "Scores", lead=lead, tables=tables, notes=said, missing=missing)
+    return Section("scores", "Scores", lead=lead, tables=tables, notes=remarks, missing=missing)
 
 
 def _curves(curves: Sequence[Curves]) -> Section:
@@ -109,8 +111,8 @@ def _title(one: Curves) -> str:
 
 def _description(one: Curves) -> str:
     ends = {label: (places[-1], 100 * float(values.mean(0)[-1])) for label, (places, values) in one.series.items()}
-    said = "; ".join(f"{label} {value:.1f} % at {place:g}" for label, (place, value) in ends.items())
-    return f"Where the lines end: {said}. Horizontal: {one.axis.label}."
+    endings = "; ".join(f"{label} {value:.1f} % at {place:g}" for label, (place, value) in ends.items())
+    return f"Where the lines end: {endings}. Horizontal: {one.axis.label}."
 
 
 def _numbers(one: Curves) -> Table:
@@ -120,9 +122,9 @@ def _numbers(one: Curves) -> Table:
     for place in thinned(range(longest)):
         row = []
         for places, values in one.series.values():
-            there = place < len(places)
-            at = f"{places[place]:.4g}: " if there and one.axis is not ROUNDS else ""
-            row.append(f"{at}{100 * float(np.mean(values[:, place])):.1f}" if there else NOTHING)
+            has_point = place < len(places)
+            at = f"{places[place]:.4g}: " if has_point and one.axis is not ROUNDS else ""
+            row.append(f"{at}{100 * float(np.mean(values[:, place])):.1f}" if has_point else NOTHING)
         first = next(iter(one.series.values()))[0]
         rows.append([f"{first[place]:g}" if one.axis is ROUNDS and place < len(first) else str(place + 1), *row])
     head = "round" if one.axis is ROUNDS else "point"

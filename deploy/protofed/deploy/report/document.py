@@ -66,8 +66,8 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
-    hours, left = divmod(minutes, 60)
-    return f"{minutes} min" if hours < 2 else f"{hours} h {left} min" if hours < 48 else f"{hours / 24:.1f} days"
+    hours, odd_minutes = divmod(minutes, 60)
+    return f"{minutes} min" if hours < 2 else f"{hours} h {odd_minutes} min" if hours < 48 else f"{hours / 24:.1f} days"
 
 
 def megabytes(count: float) -> str:
@@ -169,8 +169,8 @@ def _without_empty(sections: Sequence[Section]) -> list[Section]:
         for reason in () if section.has_content else section.missing:
             reasons.setdefault(reason, []).append(section.title)
     absent = [f"{', '.join(titles)}: {reason}" for reason, titles in reasons.items()]
-    told = [section for section in sections if section.has_content]
-    return [*told, Section("absent", "Not in this report", points=absent)] if absent else told
+    filled = [section for section in sections if section.has_content]
+    return [*filled, Section("absent", "Not in this report", points=absent)] if absent else filled
 
 
 def with_code(text: str) -> Markup:

@@ -40,8 +40,8 @@ def _no_similarity(record: RunView) -> str:
     if record.raw["prototypes"]["round"] is not None:
         method = record.recipe["method"]["name"]
         return f"No prototypes: `{method}` has none, or not yet, or the classes are too many for a picture."
-    made = any(attempt["state"] for attempt in record.attempts)
-    why = "no state of the run is kept any more (`keep_rounds`)" if made else "no model was made yet"
+    has_state = any(attempt["state"] for attempt in record.attempts)
+    why = "no state of the run is kept any more (`keep_rounds`)" if has_state else "no model was made yet"
     return f"No similarity of prototypes: {why}."
 
 

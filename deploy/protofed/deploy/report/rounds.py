@@ -84,8 +84,8 @@ def _calendar(
     sites: Sequence[str], spans: Sequence[Sequence[int]], tasks: Mapping[tuple[str, int], list[str]]
 ) -> Table:
     rows: list[Row] = [[site, *(_cell(site, span, tasks) for span in spans)] for site in sites]
-    shown = [str(span[0]) if place % 5 == 0 else Cell(_when(span), "heard") for place, span in enumerate(spans)]
-    return Table("Sites by rounds", ["site", *shown], rows, css_class="calendar")
+    heads = [str(span[0]) if place % 5 == 0 else Cell(_when(span), "heard") for place, span in enumerate(spans)]
+    return Table("Sites by rounds", ["site", *heads], rows, css_class="calendar")
 
 
 def _sizes(record: RunView) -> list[Figure]:
@@ -242,14 +242,14 @@ def _interventions(record: RunView) -> list[Table]:
     """The table of what operators did, if they did anything."""
     rows = [
         [
-            utc(done["at"]),
-            "–" if done["round"] is None else str(done["round"]),
-            done["action"],
-            done["site"] or "the run",
-            done["operator"] or "–",
-            done["reason"] or "–",
+            utc(act["at"]),
+            "–" if act["round"] is None else str(act["round"]),
+            act["action"],
+            act["site"] or "the run",
+            act["operator"] or "–",
+            act["reason"] or "–",
         ]
-        for done in record.interventions
+        for act in record.interventions
     ]
     header = ["when", "round", "what", "to whom", "by operator", "reason"]
     return [Table("What operators did", header, rows[-MAX_LISTED:], text_columns=6, css_class="long")] if rows else []

@@ -61,9 +61,9 @@ def curves(record: RunView) -> Section:
     ]
     if losses := record.losses():
         panels.append(Panel("Training loss at the sites", "", losses))
-    kept = record.kept_scores
+    kept_note = record.kept_scores
     if not panels:
-        return Section("curves", "Over the rounds", missing=[kept or "No round has been scored yet."])
+        return Section("curves", "Over the rounds", missing=[kept_note or "No round has been scored yet."])
     description = "; ".join(_first_and_last(panel) for panel in panels)
     numbers = Table("The numbers behind", ["round", *(p.title for p in panels)], _means(panels), 0, folded=True)
     figure = Figure("Scores over the rounds", f"{description}.", over_rounds(panels), numbers)
@@ -72,7 +72,7 @@ def curves(record: RunView) -> Section:
         "Over the rounds",
         lead=_about_curves(record, panels),
         figures=[figure],
-        missing=[kept] if kept else [],
+        missing=[kept_note] if kept_note else [],
     )
 
 
@@ -95,8 +95,8 @@ def _baseline(record: RunView, name: str) -> tuple[str, float] | None:
 
 def by_class(record: RunView) -> Section:
     """Recall of each class: the share of its test images that a model finds."""
-    newest = {whose: record.recalls("newest", whose) for whose in WHOSE}
-    missing = [_missing_recalls(record, whose) for whose, recalls in newest.items() if not recalls]
+    newest = {model: record.recalls("newest", model) for model in WHOSE}
+    missing = [_missing_recalls(record, model) for model, recalls in newest.items() if not recalls]
     if not any(newest.values()):
         return Section("classes", "Class by class", missing=missing)
     rounds = {which: record.round_of(which) for which in ("newest", "best")}
@@ -127,10 +127,10 @@ def _recall_figure(record: RunView, newest: Mapping[str, Mapping[int, float]], r
 def _recall_series(record: RunView, rounds: Rounds) -> list[Series]:
     """Of both models, after the newest round and, where it is another one, after the best."""
     series, series_of = [], {"global": (BLUE, "o"), "personal": (ORANGE, "^")}
-    for whose, (colour, marker) in series_of.items():
+    for model, (colour, marker) in series_of.items():
         for which in ("newest", "best") if rounds["newest"] != rounds["best"] else ("newest",):
-            if recalls := record.recalls(which, whose):
-                text = f"{WHOSE[whose]}, {which} scores (round {rounds[which]})"
+            if recalls := record.recalls(which, model):
+                text = f"{WHOSE[model]}, {which} scores (round {rounds[which]})"
                 values = {record.name(c): recall for c, recall in recalls.items()}
                 series.append(Series(text, values, colour, marker, hollow=which == "best"))
     return series
@@ -139,26 +139,26 @@ def _recall_series(record: RunView, rounds: Rounds) -> list[Series]:
 def groups(record: RunView) -> Section:
     """Accuracy on frequent, medium and rare classes."""
     rows: list[Row] = []
-    for whose, name in WHOSE.items():
-        spreads = [record.latest_spreads.get(f"{whose}.{group}") for group in GROUPS]
+    for model, name in WHOSE.items():
+        spreads = [record.latest_spreads.get(f"{model}.{group}") for group in GROUPS]
         if any(spread is not None for spread in spreads):
             rows.append([name, *("–" if spread is None else formatted("", spread.mean) for spread in spreads)])
     if not rows:
         missing = _not_scored(record, "frequency_groups", FREQUENCY_GROUPS)
         return Section("groups", "Frequent and rare classes", missing=[missing])
     header = ["model", "many (commonest 20 %)", "medium (next 30 %)", "few (rarest 50 %)", "mean of the three"]
-    named = "The recipe names the order of the classes, from the commonest to the rarest (`class_order`)."
-    taken = "The recipe names no order: class 0 is taken for the commonest, the last class for the rarest."
-    lead = [named if record.recipe.get("evaluation", {}).get("class_order") else taken]
+    by_recipe = "The recipe names the order of the classes, from the commonest to the rarest (`class_order`)."
+    by_number = "The recipe names no order: class 0 is taken for the commonest, the last class for the rarest."
+    lead = [by_recipe if record.recipe.get("evaluation", {}).get("class_order") else by_number]
     table = Table(f"Accuracy on groups of classes in round {record.newest}, in %", header, rows)
     return Section("groups", "Frequent and rare classes", lead=lead, tables=[table])
 
 
 def fairness(record: RunView) -> Section:
     """How far apart the sites' own models are."""
-    names, kept = [name for name in FAIR if name in record.latest_spreads], record.kept_scores
+    names, kept_note = [name for name in FAIR if name in record.latest_spreads], record.kept_scores
     if not names:
-        reason = kept or "No site has reported a score of its own model."
+        reason = kept_note or "No site has reported a score of its own model."
         return Section("fairness", "Site by site", missing=[reason])
     if all(map(record.is_aggregated, names)):
         return _aggregated_fairness(record, names)
@@ -167,9 +167,9 @@ def fairness(record: RunView) -> Section:
     looks = zip(names, (BLUE, ORANGE, GREEN, "black"), ("o", "^", "s", "D"), strict=False)
     series = [Series(CURVES[name], record.site_scores(name), colour, marker) for name, colour, marker in looks]
     description = "; ".join(_spread_text(record, name) for name in names)
-    told = f"Own models of {len(sites)} of {count(len(record.sites), 'site')}"
-    figure = Figure(told, f"{description}.", horizontal_points(sites, series))
-    tables, missing = [_site_table(record, names, sites)], [kept] if kept else []
+    title = f"Own models of {len(sites)} of {count(len(record.sites), 'site')}"
+    figure = Figure(title, f"{description}.", horizontal_points(sites, series))
+    tables, missing = [_site_table(record, names, sites)], [kept_note] if kept_note else []
     return Section("fairness", "Site by site", figures=[figure], tables=tables, missing=missing)
 
 
@@ -185,9 +185,9 @@ def _aggregated_fairness(record: RunView, names: list[str]) -> Section:
 def calibration(record: RunView) -> Section:
     """Expected calibration error over rounds, and the reliability diagram of the newest global model."""
     panels = [
-        Panel(f"{WHOSE[whose]}: calibration error", "", values)
-        for whose in WHOSE
-        if (values := record.series(f"{whose}.ece"))
+        Panel(f"{WHOSE[model]}: calibration error", "", values)
+        for model in WHOSE
+        if (values := record.series(f"{model}.ece"))
     ]
     if not panels:
         return Section("calibration", "Calibration", missing=[_not_scored(record, "probabilities", PROBABILITIES)])
@@ -250,11 +250,11 @@ def _means(panels: list[Panel], digits: int = 3) -> list[list[str]]:
 def _least(record: RunView, newest: Mapping[str, Mapping[int, float]]) -> str:
     """Which class each of the models finds least; empty where all find all."""
     sentences = []
-    for whose, recalls in newest.items():
+    for model, recalls in newest.items():
         if recalls and min(recalls.values()) < 1:  # where all are found, none is found least
             worst, recall = min(recalls.items(), key=lambda item: (item[1], item[0]))
-            find = "finds" if whose == "global" else "find"
-            sentences.append(f"{WHOSE[whose]} {find} class {record.name(worst)} least: {percent(recall)}")
+            find = "finds" if model == "global" else "find"
+            sentences.append(f"{WHOSE[model]} {find} class {record.name(worst)} least: {percent(recall)}")
     return "; ".join(sentences)
 
 
@@ -282,10 +282,10 @@ def _not_scored(record: RunView, key: str, advice: str) -> str:
     return record.kept_scores or "No site has reported these scores yet."
 
 
-def _missing_recalls(record: RunView, whose: str) -> str:
-    if whose == "global" and record.evaluators:
+def _missing_recalls(record: RunView, model: str) -> str:
+    if model == "global" and record.evaluators:
         return f"No recalls of the global model: {', '.join(record.evaluators)} sent none."
-    if whose == "global":
+    if model == "global":
         return "No recalls of the global model: they take an evaluator (`--role evaluator`) and a global model."
     return record.kept_scores or "No site sent recalls of its own model: they would tell which classes it has."
 

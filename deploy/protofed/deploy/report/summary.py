@@ -107,9 +107,9 @@ def _missing(record: RunView) -> list[str]:
         return []
     if record.keeping:
         return ["No scores are here: no evaluator scored a model of all sites, and the sites sent none of their own."]
-    asked = {task["site"] for _, task in record.tasks() if task["kind"] == "score"}
-    if asked:
-        return [f"No scores were reported: {counted(len(asked), 'site')} had been asked for some."]
+    sites = {task["site"] for _, task in record.tasks() if task["kind"] == "score"}
+    if sites:
+        return [f"No scores were reported: {counted(len(sites), 'site')} had been asked for some."]
     return ["No scores were reported: no site has been asked for any."]
 
 
@@ -130,8 +130,8 @@ def noise_lines(record: RunView) -> list[str]:
 
 
 def _noise(record: RunView) -> list[str]:
-    found = " ".join(noise_lines(record))
-    return [f"Each site added noise to what left it (differential privacy). {found}"] if found else []
+    lines = " ".join(noise_lines(record))
+    return [f"Each site added noise to what left it (differential privacy). {lines}"] if lines else []
 
 
 def _received(record: RunView) -> str:
@@ -202,8 +202,8 @@ def _participants(record: RunView) -> str:
     if not invited:
         return f"No site was asked to train.{scored}"
     if not sites:
-        asked = "was" if len(invited) == 1 else "were"
-        return f"{counted(len(invited), 'site')} {asked} asked to train, and no update of any was used.{scored}"
+        was = "was" if len(invited) == 1 else "were"
+        return f"{counted(len(invited), 'site')} {was} asked to train, and no update of any was used.{scored}"
     return f"{len(sites)} of {counted(len(invited), 'invited site')} took part: {listed(sites, NAMED_SITES)}.{scored}"
 
 
@@ -227,7 +227,7 @@ def _outcome(record: RunView) -> str:
     first_opened_at = min((attempt["opened_at"] for attempt in record.attempts), default=run["began_at"])
     took = duration(run["ended_at"] - first_opened_at)
     outcome = {"completed": "was completed", "failed": "failed", "aborted": "was aborted"}.get(run["status"], "ended")
-    by = next((who(done) for done in reversed(record.interventions) if done["action"] == "aborted"), "")
+    by = next((who(act) for act in reversed(record.interventions) if act["action"] == "aborted"), "")
     when = f" in the middle of round {current['round']}" if current is not None and is_open else ""
     reason = "" if run["reason"] in ("", run["status"]) else f": {run['reason']}"
     hand = by if run["status"] == "aborted" else ""
@@ -239,8 +239,8 @@ def _outcome(record: RunView) -> str:
 
 def _quality(record: RunView) -> list[str]:
     sentences = [*_global_quality(record), *_own_quality(record), *_least_found(record), *_better_round(record)]
-    kept = record.kept_scores
-    return [*([" ".join(sentences)] if sentences else []), *([kept] if kept else [])]
+    kept_note = record.kept_scores
+    return [*([" ".join(sentences)] if sentences else []), *([kept_note] if kept_note else [])]
 
 
 def _global_test(record: RunView) -> tuple[str, str]:
@@ -316,10 +316,10 @@ def _better_round(record: RunView) -> list[str]:
     newest = record.latest_spreads.get(best.score)
     if newest is not None and newest.mean > best.value - 1e-9:  # the earliest of equals is the best, not better
         return []
-    kept = "is kept" if best.kept == best.round else "is not kept any more"
+    state = "is kept" if best.kept == best.round else "is not kept any more"
     score = f"`{best.score}` {formatted(best.score, best.value)}"
     was = "was better" if newest is not None else "is the best of those that have this score"
-    return [f"Round {best.round} {was} ({score}; chosen by it, it is optimistic), and its model {kept}."]
+    return [f"Round {best.round} {was} ({score}; chosen by it, it is optimistic), and its model {state}."]
 
 
 def _model_comparison(record: RunView) -> Table | None:
@@ -354,8 +354,8 @@ def _test_sets(record: RunView) -> list[str]:
         notes.append(f"Of the sites' own scores: {from_sum(max(sums))}.")
     if MAJORITY not in names:
         notes.append("Accuracy says little where one class is common; how common is not on record.")
-    shown = f"{' '.join(notes)} This record does not show whether two sites were given the same test images."
-    return [shown] if notes else []
+    note = f"{' '.join(notes)} This record does not show whether two sites were given the same test images."
+    return [note] if notes else []
 
 
 def _own_test_images(record: RunView) -> str:
@@ -366,10 +366,10 @@ def _own_test_images(record: RunView) -> str:
 def _pair(record: RunView, score: str) -> list[str]:
     of_global = record.latest_spreads.get(f"global.{score}")
     own = record.latest_spreads.get(f"personal.{score}")
-    left = "–" if of_global is None else formatted(score, of_global.mean)
+    first = "–" if of_global is None else formatted(score, of_global.mean)
     if own is None:
-        return [left, "–", "–", "–", "–"]
-    middle = [left, formatted(score, own.mean), _std(score, own)]
+        return [first, "–", "–", "–", "–"]
+    middle = [first, formatted(score, own.mean), _std(score, own)]
     if (worst := record.worst(f"personal.{score}")) is None:
         return [*middle, "–", "–"]
     return [*middle, formatted(score, worst[1]), worst[0] if own.sites > 1 else "–"]
@@ -404,34 +404,32 @@ def problems(record: RunView) -> list[str]:
         return sentences
     so_far = "" if record.run["status"] == "completed" else " so far"
     used = all(task["task_status"] == "reported" for _, task in record.tasks() if task["kind"] in ("fit", "mask"))
-    came = "the update of every invited site was used" if used else "every update that a round needed came"
-    return [f"Nothing went wrong{so_far}: no round was repeated, no update was refused, and {came}."]
+    updates = "the update of every invited site was used" if used else "every update that a round needed came"
+    return [f"Nothing went wrong{so_far}: no round was repeated, no update was refused, and {updates}."]
 
 
-def who(intervention: Mapping[str, Any]) -> str:
+def who(act: Mapping[str, Any]) -> str:
     """` by operator 'anna'`, or nothing: in plain text callers have no names."""
-    return f" by operator '{intervention['operator']}'" if intervention["operator"] else ""
+    return f" by operator '{act['operator']}'" if act["operator"] else ""
 
 
 def _first(sentences: Iterable[str], what: str) -> list[str]:
-    told = list(sentences)
-    unlisted = len(told) - MAX_TOLD
+    lines = list(sentences)
+    unlisted = len(lines) - MAX_TOLD
     more = [f"{unlisted:,} more {what} are in `protofed report --json`."] if unlisted > 0 else []
-    return [*told[:MAX_TOLD], *more]
+    return [*lines[:MAX_TOLD], *more]
 
 
 def _interventions(record: RunView) -> Iterator[str]:
-    for done in record.interventions:
-        if (what := DONE.get(done["action"]) or HANDS.get(done["action"])) is None:
+    for act in record.interventions:
+        if (what := DONE.get(act["action"]) or HANDS.get(act["action"])) is None:
             continue  # an abort, which is the run's outcome
-        during = "" if done["round"] is None else f" in round {done['round']}"
-        reason = (
-            f" {done['reason']}" if done["action"] == "rolled-back" else f": {done['reason']}" * bool(done["reason"])
-        )
-        if done["action"] == "rolled-back":
-            yield f"{what}{reason}{who(done)} on {utc(done['at'])}{during}."
+        during = "" if act["round"] is None else f" in round {act['round']}"
+        reason = f" {act['reason']}" if act["action"] == "rolled-back" else f": {act['reason']}" * bool(act["reason"])
+        if act["action"] == "rolled-back":
+            yield f"{what}{reason}{who(act)} on {utc(act['at'])}{during}."
         else:
-            yield f"{what.format(done['site'])}{who(done)} on {utc(done['at'])}{during}{reason}."
+            yield f"{what.format(act['site'])}{who(act)} on {utc(act['at'])}{during}{reason}."
 
 
 def _left(record: RunView) -> Iterator[str]:
@@ -489,10 +487,10 @@ def _site_problems(record: RunView) -> list[str]:
         ("score", "failed", "reported that they could not take scores"),
         ("score", "late", "did not answer a request for scores"),
     ):
-        if found := [task for task in tasks if (task["kind"], task["task_status"]) == (kind, which)]:
-            sentences.append(f"Sites that {problem}: {listed(_named(found), NAMED_SITES)}.")
-    if found := [task for task in tasks if task["kind"] in SUM_STEPS and task["task_status"] in ("failed", "late")]:
-        sentences.append(f"Sites that dropped out of a secure aggregation: {listed(_named(found), NAMED_SITES)}.")
+        if failures := [task for task in tasks if (task["kind"], task["task_status"]) == (kind, which)]:
+            sentences.append(f"Sites that {problem}: {listed(_named(failures), NAMED_SITES)}.")
+    if failures := [task for task in tasks if task["kind"] in SUM_STEPS and task["task_status"] in ("failed", "late")]:
+        sentences.append(f"Sites that dropped out of a secure aggregation: {listed(_named(failures), NAMED_SITES)}.")
     if record.done and (never := sorted(set(record.invited) - set(record.contributors))):
         sentences.append(f"No update of {listed(never, NAMED_SITES)} was ever used.")
     return sentences

@@ -193,8 +193,8 @@ def simulate_with_progress(
 def held_out_sentence(scores: Mapping[SiteId, Scores]) -> str:
     """What sites that took no part reach with the run's last model and one round of their own training."""
     over_sites = spreads(scores)
-    shown = {"PM(V)": "personal.pm_v", "PM(L)": "personal.pm_l", "on their local tests": "personal.local.accuracy"}
-    reached = [f"{label} {_percent(over_sites[name], 'mean')}" for label, name in shown.items() if name in over_sites]
+    labels = {"PM(V)": "personal.pm_v", "PM(L)": "personal.pm_l", "on their local tests": "personal.local.accuracy"}
+    reached = [f"{label} {_percent(over_sites[name], 'mean')}" for label, name in labels.items() if name in over_sites]
     sites = count(len(scores), "held-out site")
     return f"{sites}, after one round of their own training: {', '.join(reached) or 'no scores'}."
 
@@ -218,8 +218,8 @@ def status(phase: Phase, rounds: int) -> tuple[int, str]:
 
 def _percent(value: Spread | None, *fields: str) -> str:
     numbers = [getattr(value, field, None) for field in fields]
-    found = [f"{100 * number:.1f}" for number in numbers if number is not None]
-    return " ± ".join(found) if len(found) == len(fields) else "–"  # not scored yet; or of a sum, without a worst site
+    texts = [f"{100 * number:.1f}" for number in numbers if number is not None]
+    return " ± ".join(texts) if len(texts) == len(fields) else "–"  # not scored yet; or of a sum, without a worst site
 
 
 PROGRESS: Sequence[Column[RunLine]] = (

@@ -120,13 +120,13 @@ class Simulation:
         more = f"; and {len(listed) - SHOWN} reasons more" if len(listed) > SHOWN else ""
         return f"; refused by {'; by '.join(listed[:SHOWN])}{more}" if listed else ""
 
-    def _step(self, asked: Callable[[SiteId], object], on_task: Callable[[], None]) -> bool:
+    def _step(self, is_asked: Callable[[SiteId], object], on_task: Callable[[], None]) -> bool:
         """Let the agents of those sites that are asked work, in turns; whether any had a task."""
         any_task = False
         for agent in self.agents:
             if self.workers is not None:
                 self.workers.prefetch(_moment(self.run.phase), self._works)
-            if asked(agent.name) and isinstance(agent.step(0.0), Task):
+            if is_asked(agent.name) and isinstance(agent.step(0.0), Task):
                 any_task = True
                 on_task()
         return any_task
@@ -296,11 +296,11 @@ def simulation(
 
         def store(name: SiteId) -> Store:
             folder: MemoryStore | DiskStore = MemoryStore() if state is None else DiskStore(state / "sites" / name)
-            kept = settled_when_aggregated(folder, context.ledger) if recipe.federation.secure else folder
+            result = settled_when_aggregated(folder, context.ledger) if recipe.federation.secure else folder
             if isinstance(folder, DiskStore):
                 resources.callback(folder.close)
-                resources.callback(kept.newest_counted, recipe.name)  # which settles the last round's
-            return kept
+                resources.callback(result.newest_counted, recipe.name)  # which settles the last round's
+            return result
 
         training = TrainingLog(None if state is None else state / TRAINED)
         resources.callback(training.close)
@@ -399,9 +399,9 @@ def _after_training(recipe: Recipe, site: Site, state: Payload, round: int) -> S
     half, run = method_of(recipe), prepare(site, offered)
     base = codec.encode(sent(half, state, site.name))
     task = Task(TaskKind.FIT, recipe.name, round, f"held-out-{site.name}", codec.digest(base), len(base), 0.0)
-    started = Computation(site.name, run, task, SiteState(), site.policy.rules.min_images_per_unit)
-    outcome = fit(started, codec.decode(base), DaemonStatus(), NoCheckpoints(), train_alone)
-    own = replace(started, state=SiteState(round, outcome.client_state, outcome.personal), scored=ScoredModel.OWN)
+    computation = Computation(site.name, run, task, SiteState(), site.policy.rules.min_images_per_unit)
+    outcome = fit(computation, codec.decode(base), DaemonStatus(), NoCheckpoints(), train_alone)
+    own = replace(computation, state=SiteState(round, outcome.client_state, outcome.personal), scored=ScoredModel.OWN)
     then = codec.encode(sent(half, joined(half, state, outcome.update), site.name))
     return site.policy.release_scores(score(own, codec.decode(then), DaemonStatus()), noisy=run.noisy).scores
 

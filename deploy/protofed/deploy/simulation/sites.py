@@ -141,8 +141,8 @@ class TrainingLog:
 
     def __init__(self, file: Path | None) -> None:
         self._journal = None if file is None else Journal(file)  # first: it removes half a line
-        kept = () if file is None else (record.facts for record in records(file) if record.event == _FIT)
-        self._examples: dict[tuple[int, SiteId, str], int] = dict(map(_entry, kept))
+        facts = () if file is None else (record.facts for record in records(file) if record.event == _FIT)
+        self._examples: dict[tuple[int, SiteId, str], int] = dict(map(_entry, facts))
 
     def note(self, task: Task, site: SiteId, examples: int) -> None:
         """A fit has ended; called before its update is kept, so that none that counts is missing here."""
@@ -152,11 +152,11 @@ class TrainingLog:
 
     def by_round(self) -> dict[int, dict[SiteId, int]]:
         """Examples by round, all of its attempts together, and site."""
-        found: dict[int, dict[SiteId, int]] = {}
+        rounds: dict[int, dict[SiteId, int]] = {}
         for (number, site, _), examples in sorted(self._examples.items()):
-            of_round = found.setdefault(number, {})
+            of_round = rounds.setdefault(number, {})
             of_round[site] = of_round.get(site, 0) + examples
-        return found
+        return rounds
 
     def close(self) -> None:
         """Release the file."""

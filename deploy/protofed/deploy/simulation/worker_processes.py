@@ -63,10 +63,10 @@ class WorkerProcesses:
 
     def close(self) -> None:
         """See `Crew.close`."""
-        started = [*self._running.values(), *self._spare]
-        for each in started:
+        processes = [*self._running.values(), *self._spare]
+        for each in processes:
             each.connection.close()
-        end([each.process for each in started])
+        end([each.process for each in processes])
         self._running.clear()
         self._spare.clear()
 

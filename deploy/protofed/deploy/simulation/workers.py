@@ -189,7 +189,7 @@ class Workers:
         self._crew, self._beginning, self._base, self._note = crew, beginning, base, note
         self._numbers, self._moment = itertools.count(), cast("Hashable", None)
         self._waiting: deque[_Job] = deque()
-        self._wanted: dict[Hashable, _Job] = {}
+        self._expected: dict[Hashable, _Job] = {}
         self._results: dict[int, Answer] = {}  # by number of the job
         self._workers = [_Worker() for _ in range(crew.size)]
         for number in range(crew.size):
@@ -203,12 +203,12 @@ class Workers:
         """
         if moment == self._moment:
             return
-        self._moment, known = moment, self._wanted
+        self._moment, known = moment, self._expected
         expected = sorted(works(), key=_length, reverse=True)
         jobs = [known.get(work.key) or _Job(next(self._numbers), work) for work in expected]
-        self._wanted = {job.work.key: job for job in jobs}
-        started = {number for worker in self._workers for number in worker.jobs} | self._results.keys()
-        self._waiting = deque(job for job in jobs if job.number not in started)
+        self._expected = {job.work.key: job for job in jobs}
+        busy = {number for worker in self._workers for number in worker.jobs} | self._results.keys()
+        self._waiting = deque(job for job in jobs if job.number not in busy)
         self._results = {job.number: self._results[job.number] for job in jobs if job.number in self._results}
         self._hand_out()
 
@@ -235,13 +235,13 @@ class Workers:
         return self._claim(work)[0].scores
 
     def _claim(self, work: Computation) -> Answer:
-        if (job := self._wanted.get(work.key)) is None:
+        if (job := self._expected.get(work.key)) is None:
             self._waiting.append(job := _Job(next(self._numbers), work))
-            self._wanted[work.key] = job
+            self._expected[work.key] = job
         self._move(wait=False)
         while job.number not in self._results:
             self._move(wait=True)
-        del self._wanted[work.key]
+        del self._expected[work.key]
         return self._results.pop(job.number)
 
     def _move(self, *, wait: bool) -> None:
@@ -251,7 +251,7 @@ class Workers:
                 self._replace(number, answer)
                 continue
             job = self._workers[number].jobs.pop(answer[0].number)
-            if self._wanted.get(job.work.key) is job:
+            if self._expected.get(job.work.key) is job:
                 self._results[job.number] = answer
         self._hand_out()
 
@@ -287,18 +287,18 @@ class Workers:
         )
         return header, frames
 
-    def _replace(self, number: int, lost: Lost) -> None:
+    def _replace(self, number: int, loss: Lost) -> None:
         """Start the worker again; what it had is handed out anew, if it is still expected."""
-        left, self._workers[number] = list(self._workers[number].jobs.values()), _Worker()
+        jobs, self._workers[number] = list(self._workers[number].jobs.values()), _Worker()
         where = "before it began"
-        if left:
-            left[0].tries += 1
-            where = f"at {_named(left[0].work)}"
-            if left[0].tries >= TRIES:
-                raise RunFailedError(f"a worker {lost.cause} {where}, {TRIES} times; fewer workers need less memory")
-        log.warning("a worker is replaced", why=f"it {lost.cause} {where}")
+        if jobs:
+            jobs[0].tries += 1
+            where = f"at {_named(jobs[0].work)}"
+            if jobs[0].tries >= TRIES:
+                raise RunFailedError(f"a worker {loss.cause} {where}, {TRIES} times; fewer workers need less memory")
+        log.warning("a worker is replaced", why=f"it {loss.cause} {where}")
         # Not what a later moment has given up: the base of it may be removed by now.
-        self._waiting.extendleft(job for job in reversed(left) if self._wanted.get(job.work.key) is job)
+        self._waiting.extendleft(job for job in reversed(jobs) if self._expected.get(job.work.key) is job)
         self._crew.start(number, self._beginning)
 
 

@@ -128,8 +128,8 @@ def _sets(loaded: SiteData | None) -> dict[str, Examples]:
     """The daemon's sets of examples that are not empty."""
     if loaded is None:
         return {}
-    named = {TRAIN: loaded.train, TEST: loaded.test, OWN_TEST: loaded.local_test}
-    return {name: examples for name, examples in named.items() if examples is not None and len(examples)}
+    sets = {TRAIN: loaded.train, TEST: loaded.test, OWN_TEST: loaded.local_test}
+    return {name: examples for name, examples in sets.items() if examples is not None and len(examples)}
 
 
 def _used(loaded: SiteData | None, classes: int) -> dict[str, Counts]:
@@ -293,8 +293,8 @@ class SiteCheck:
     @property
     def rare(self) -> list[str]:
         """Names of classes that have examples, but fewer than the policy requires."""
-        some = (self.training > 0) & (self.training < (self.min_samples or 0))
-        return [self.request.name(int(index)) for index in np.flatnonzero(some)]
+        below = (self.training > 0) & (self.training < (self.min_samples or 0))
+        return [self.request.name(int(index)) for index in np.flatnonzero(below)]
 
     @property
     def concerns(self) -> list[Concern]:
@@ -334,7 +334,7 @@ class SiteCheck:
 
     def _about_depths(self) -> Iterator[Concern]:
         formats = [image.format for image in self.survey.images if image.problem is None]
-        bits = [int(found[1]) for stored in formats if (found := re.search(r"([0-9]+) bits?$", stored))]
+        bits = [int(match[1]) for stored in formats if (match := re.search(r"([0-9]+) bits?$", stored))]
         depths = Counter(max(8, depth) for depth in bits)  # 1 bit is read as 8
         if len(depths) > 1:
             listed = ", ".join(f"{count:,} with {depth} bits" for depth, count in sorted(depths.items()))

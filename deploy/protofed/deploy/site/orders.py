@@ -161,11 +161,11 @@ def confirm_partners(state: Path, code: str) -> Noticed:
     return record(state, Decision(Act.CONFIRM, confirmed.at, confirmed.by, **facts))
 
 
-def leave(state: Path, offer: Offer, started: Callable[[bool], object] = lambda _: None) -> Noticed:
+def leave(state: Path, offer: Offer, announce: Callable[[bool], object] = lambda _: None) -> Noticed:
     """Take the site out of a run: withdraw it if it took part, else deny the run.
 
     Args:
-        started: called once it is in force, with whether the site took part, before the daemon is waited for.
+        announce: called once it is in force, with whether the site took part, before the daemon is waited for.
 
     Raises:
         As `approve`.
@@ -174,35 +174,35 @@ def leave(state: Path, offer: Offer, started: Callable[[bool], object] = lambda 
     approvals = approvals_of(state)
     took_part = approvals.took_part(offer.run)
     approvals.deny(offer, user_name(), took_part=took_part)
-    started(took_part)
+    announce(took_part)
     return _record(state, Act.WITHDRAW if took_part else Act.DENY, offer)
 
 
 def pause(
-    state: Path, end: datetime | None, reason: str = "", started: Callable[[Pause], object] = lambda _: None
+    state: Path, end: datetime | None, reason: str = "", announce: Callable[[Pause], object] = lambda _: None
 ) -> Noticed:
     """Take no new task until `end` (UTC), or until `resume`.
 
     Args:
         reason: for the site's own audit log; empty: none.
-        started: as of `leave`, with the pause.
+        announce: as of `leave`, with the pause.
 
     Raises:
         As `approve`.
     """
     act_as_owner(state)
-    made = pause_of(state).begin(user_name(), end)
-    started(made)
+    new_pause = pause_of(state).begin(user_name(), end)
+    announce(new_pause)
     until = "" if end is None else stamp(end)
     words = short(reason, LONGEST_REASON)
-    return record(state, Decision(Act.PAUSE, made.at, made.by, until=until, reason=words))
+    return record(state, Decision(Act.PAUSE, new_pause.at, new_pause.by, until=until, reason=words))
 
 
-def resume(state: Path, started: Callable[[Pause], object] = lambda _: None) -> Noticed | None:
+def resume(state: Path, announce: Callable[[Pause], object] = lambda _: None) -> Noticed | None:
     """End the pause; None: there was none, and nothing is recorded.
 
     Args:
-        started: as of `leave`, with the pause that was in force.
+        announce: as of `leave`, with the pause that was in force.
 
     Raises:
         As `approve`.
@@ -210,7 +210,7 @@ def resume(state: Path, started: Callable[[Pause], object] = lambda _: None) -> 
     act_as_owner(state)
     if (ended := pause_of(state).end()) is None:
         return None
-    started(ended)
+    announce(ended)
     return record(state, Decision(Act.RESUME, stamp(utc_now()), user_name()))
 
 

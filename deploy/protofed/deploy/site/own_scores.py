@@ -75,8 +75,8 @@ class ScoresView:
         """The rounds of which more scores left than the log lists."""
         return self._rounds_of(UNLISTED, self.sent.names)
 
-    def _rounds_of(self, name: str, left: Mapping[int, set[str]]) -> set[int]:
-        return {scored.round for scored in self.rounds if name in left.get(scored.round, ())}
+    def _rounds_of(self, name: str, names: Mapping[int, set[str]]) -> set[int]:
+        return {scored.round for scored in self.rounds if name in names.get(scored.round, ())}
 
     def plain(self) -> dict[str, Any]:
         """For programs: each round with the names that left (None: too many for the log), and what the names mean.
@@ -85,8 +85,10 @@ class ScoresView:
         """
         rows = []
         for scored in self.rounds:
-            gone, aggregated = (left.get(scored.round, set()) for left in (self.sent.names, self.sent.aggregated))
-            listed = None if UNLISTED in gone else sorted(gone & scored.scores.keys())
+            alone, aggregated = (
+                by_round.get(scored.round, set()) for by_round in (self.sent.names, self.sent.aggregated)
+            )
+            listed = None if UNLISTED in alone else sorted(alone & scored.scores.keys())
             rows.append({**asdict(scored), "left": listed, "left_in_sums": sorted(aggregated & scored.scores.keys())})
         families = sorted({score_family(name) for scored in self.rounds for name in scored.scores})
         return {"rounds": rows, "meanings": {name: meaning(name) for name in families}}
@@ -98,8 +100,8 @@ class ScoresView:
         most = max(1, (width - len("│ round │")) // (widest + 3))
         number = Column[OwnRoundScores]("round", lambda scored: str(scored.round), right=True, wraps=True)
         for first in range(0, max(len(self.names), 1), most):
-            shown = self.names[first : first + most]
-            columns = [Column(heads[name], partial(_score, name), right=True, wraps=True) for name in shown]
+            names = self.names[first : first + most]
+            columns = [Column(heads[name], partial(_score, name), right=True, wraps=True) for name in names]
             yield terminal([number, *columns], self.rounds, BOXED)
 
     def legend(self) -> Iterator[str]:

@@ -38,18 +38,18 @@ def who_reads(
     if listed is None:
         return _without_list(least, required=required)
     if not group:
-        others = f"Together with the others of the group, at least {least - 1} partners of list {listed.number}"
+        together = f"Together with the others of the group, at least {least - 1} partners of list {listed.number}"
         chosen = f"The server chooses the group at the first secure aggregation, {least} sites or more."
-        return f"{chosen} {others}, it reads this site's update alone."
+        return f"{chosen} {together}, it reads this site's update alone."
     running = {one.site for one in listed.coordinating}
     inside = sorted(running.intersection(group) - {own})
-    rest = sorted(set(group) - {own} - running)
+    partners = sorted(set(group) - {own} - running)
     runs = (
         f"{listed.coordinator} runs the server and is in this site's group as {', '.join(inside)}. " if inside else ""
     )
-    if not rest:
+    if not partners:
         return f"{runs}It reads this site's update alone."
-    return f"{runs}The server reads this site's update alone only together with {listed.named(rest)}."
+    return f"{runs}The server reads this site's update alone only together with {listed.named(partners)}."
 
 
 def _without_list(least: int, *, required: bool | None) -> str:
@@ -101,14 +101,14 @@ class PartnersView:
     @property
     def site(self) -> SiteId:
         """This site, as the newest list that has its key calls it; empty: none has."""
-        found = (
+        names = (
             one.site
             for known in (self.offered, self.listed)
             if known is not None
             for one in known.partners
             if one.identity == self.own
         )
-        return next(found, "")
+        return next(names, "")
 
     @property
     def leaving(self) -> list[SiteId]:
@@ -121,27 +121,27 @@ class PartnersView:
         """What a person reads before the offered list is confirmed; nothing where none is."""
         if self.offered is None:
             return []
-        said = [*described(self.offered, with_code=False), *changes(self.listed, self.offered)]
-        said.append(f"This site is {self.site} in it.")
+        sentences = [*described(self.offered, with_code=False), *changes(self.listed, self.offered)]
+        sentences.append(f"This site is {self.site} in it.")
         if self.leaving:
-            gone = ", ".join(self.leaving)
-            said.append(f"This site's group ends, because {gone} is no longer a partner. {TOLD}")
-        return said
+            leaving = ", ".join(self.leaving)
+            sentences.append(f"This site's group ends, because {leaving} is no longer a partner. {TOLD}")
+        return sentences
 
     def lines(self, least: int = 3) -> list[str]:
         """Both lists, the group, and what it takes to read this site's update alone."""
-        said = list[str]()
+        lines = list[str]()
         if self.offered is not None and self.offered != self.listed:
-            said += ["offered, not confirmed here:", *described(self.offered, with_code=False)]
-            said += [*changes(self.listed, self.offered), f"Ask whether it is yours, and {CONFIRM}."]
+            lines += ["offered, not confirmed here:", *described(self.offered, with_code=False)]
+            lines += [*changes(self.listed, self.offered), f"Ask whether it is yours, and {CONFIRM}."]
         if self.confirmed is not None:
-            said += [
+            lines += [
                 f"confirmed here {self.confirmed.at} by {self.confirmed.by}:",
                 *described(self.confirmed.consortium),
             ]
         if self.group is not None:
-            said.append(f"group: {', '.join(self.group.group)}, since {self.group.at}, run {self.group.run}")
-        return [*said, self.who_reads(least)]
+            lines.append(f"group: {', '.join(self.group.group)}, since {self.group.at}, run {self.group.run}")
+        return [*lines, self.who_reads(least)]
 
     def who_reads(self, least: int, *, required: bool | None = None) -> str:
         """What it takes to read this site's update alone; `least` and `required` as of the function."""

@@ -75,7 +75,7 @@ class SitePlan:
         first_model: the reason why the policy would not let the site send the run's initial model; None: it would.
         rules: what the policy does to updates, and when, in sentences; none without a policy.
         refusals: reasons why the policy would refuse the run; empty if it would not, or without a policy.
-        asked: everything that the server asks for, in words, by what it is about.
+        requests: everything that the server asks for, in words, by what it is about.
         limits: each limit of the policy beside what the run asks; none without a policy.
         still_open: sentences on limits that the run may break yet, as what decides them is not known here, and on those
             for which nothing that the site trains would leave.
@@ -97,7 +97,7 @@ class SitePlan:
     first_model: str | None
     rules: tuple[str, ...]
     refusals: tuple[str, ...]
-    asked: Mapping[str, str]
+    requests: Mapping[str, str]
     limits: tuple[LimitCheck, ...]
     still_open: tuple[str, ...]
     server_view: ServerView
@@ -181,7 +181,7 @@ def site_plan(
         first_model=judged.first_model,
         rules=judged.rules,
         refusals=judged.refusals,
-        asked=asked(recipe, cohort, examples, model),
+        requests=asked(recipe, cohort, examples, model),
         limits=judged.limits,
         still_open=judged.still_open,
         server_view=server_view(recipe, client, update.payload, _who_reads(recipe, policy, partners)),
@@ -221,7 +221,7 @@ def plain(plan: SitePlan) -> dict[str, Any]:
         "first_model_refused": plan.first_model,
         "rules": plan.rules,
         "refusals": plan.refusals,
-        "asked": dict(plan.asked),
+        "asked": dict(plan.requests),
         "privacy": plain_privacy(plan.privacy),
         "limits": [asdict(check) for check in plan.limits],
         "still_open": plan.still_open,
@@ -277,8 +277,8 @@ def _after(
     With a layout, after one of the update's sum.
     """
     if layout is None:
-        others = (replace(update, site=f"{update.site}-{number}") for number in range(1, context.sites))
-        new = server.aggregate(state, [update, *others], context)
+        other_updates = (replace(update, site=f"{update.site}-{number}") for number in range(1, context.sites))
+        new = server.aggregate(state, [update, *other_updates], context)
     else:
         new = cast("SummableMethod", server).from_sums(state, Sums(layout, layout.numbers(update)), context)
     if (half := refining(server)) is None:

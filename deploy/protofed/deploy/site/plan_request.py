@@ -71,8 +71,8 @@ def still_open(unchecked: Sequence[str]) -> Iterator[str]:
     """Sentences on rules that a run may break yet, by what decides them."""
     if by_images := [rule for rule in unchecked if rule in BY_IMAGES]:
         yield f"Decided by the site's images, as `protofed client check` tells beforehand: {', '.join(by_images)}."
-    if others := [rule for rule in unchecked if rule not in BY_IMAGES]:
-        yield f"Decided by what the server announces: {', '.join(others)}."
+    if by_server := [rule for rule in unchecked if rule not in BY_IMAGES]:
+        yield f"Decided by what the server announces: {', '.join(by_server)}."
 
 
 def _unusual(plan: Plan) -> str:
@@ -99,8 +99,8 @@ def _rates(plan: Plan) -> str:
 
 
 def _options(options: Mapping[str, object]) -> str:
-    named = ", ".join(f"{name} = {value}" for name, value in options.items())
-    return f" ({named})" if named else ""
+    pairs = ", ".join(f"{name} = {value}" for name, value in options.items())
+    return f" ({pairs})" if pairs else ""
 
 
 def printable(text: str) -> str:

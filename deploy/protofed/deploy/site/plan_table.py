@@ -38,7 +38,7 @@ def show(plan: SitePlan, console: Console, *, tensors: bool | None = None, polic
     )
     outgoing = _tensors(plan.outgoing, has_policy) if tensors else _parts(plan.outgoing, has_policy)
     for title, *blocks in (
-        ("What the server asks for", lines(plan.asked), *([limits_table(plan.limits)] if plan.limits else [])),
+        ("What the server asks for", lines(plan.requests), *([limits_table(plan.limits)] if plan.limits else [])),
         *([("What its noise is worth", *_privacy(plan))] if plan.privacy is not None else []),
         ("Leaves the site, in every round that it takes part in", outgoing, _total(plan)),
         (
@@ -126,8 +126,8 @@ def _sight(plan: SitePlan) -> Iterator[str]:
         yield f"With secure aggregation there is no such run: {escape(server_view.why_not)}."
     elif server_view.parts:
         aggregated = [f"- {each.part}: {each.aggregated}" for each in server_view.parts]
-        others = [f"- {sentence}" for sentence in server_view.whole]
-        yield "\n".join(["With federation.secure = true it would see:", *aggregated, *others])
+        whole = [f"- {sentence}" for sentence in server_view.whole]
+        yield "\n".join(["With federation.secure = true it would see:", *aggregated, *whole])
 
 
 def _privacy(plan: SitePlan) -> Iterator[str]:

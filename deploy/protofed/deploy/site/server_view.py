@@ -68,8 +68,8 @@ def server_view(recipe: Recipe, half: object, parts: Iterable[Part], reads: str)
         rows = (PartView(part, "", _plain(part)) for part in dict.fromkeys(parts))
         return ServerView(secure, tuple(rows), (), str(error))
     fewest = recipe.federation.min_contributors
-    found = (PartView(part, _summed(form, part, fewest), _plain(part)) for part in dict.fromkeys(parts))
-    return ServerView(secure, tuple(found), tuple(_whole(recipe, form, reads)), "")
+    views = (PartView(part, _summed(form, part, fewest), _plain(part)) for part in dict.fromkeys(parts))
+    return ServerView(secure, tuple(views), tuple(_whole(recipe, form, reads)), "")
 
 
 def _plain(part: Part) -> str:
@@ -78,21 +78,21 @@ def _plain(part: Part) -> str:
 
 def _summed(form: SumForm, part: Part, fewest: int) -> str:
     """The sums that a part is in; by class those of `fewest` contributors at least."""
-    found = []
+    sums = []
     if part in form.means:
         weighted = ", weighted by their numbers of examples" if form.weighting == "examples" else ""
-        found.append(f"the mean over the sites of the sum{weighted}")
+        sums.append(f"the mean over the sites of the sum{weighted}")
     if form.rows is not None and part is form.rows.part:
-        found.append(f"the mean of each class over the sites that hold it, of classes with {fewest} such sites or more")
+        sums.append(f"the mean of each class over the sites that hold it, of classes with {fewest} such sites or more")
     if part in form.mixtures:
         by = "that have the class" if form.shares is Part.CLASS_PRESENCE else "weighted by their shares of the class"
-        found.append(f"a mean for each class over the sites {by}, of classes with {fewest} such sites or more")
+        sums.append(f"a mean for each class over the sites {by}, of classes with {fewest} such sites or more")
     if part is form.shares:
         what = "how many sites have each class" if part is Part.CLASS_PRESENCE else "the sum of the sites' shares"
-        found.append(f"{what}, of classes with {fewest} such sites or more")
+        sums.append(f"{what}, of classes with {fewest} such sites or more")
     return (
-        f"{'; '.join(found).capitalize()}. Of this site alone: nothing, unless others of its group help."
-        if found
+        f"{'; '.join(sums).capitalize()}. Of this site alone: nothing, unless others of its group help."
+        if sums
         else NOTHING
     )
 

@@ -97,8 +97,8 @@ def server_settings(listen: str) -> str:
 
 def layouts() -> dict[str, dict[str, str]]:
     """What is said of each layout of a site's data: `layout` in words, `root` as its default, and `keys`."""
-    said: dict[str, dict[str, str]] = tomllib.loads((TEMPLATES / "data.toml").read_text(encoding="utf-8"))
-    return said
+    texts: dict[str, dict[str, str]] = tomllib.loads((TEMPLATES / "data.toml").read_text(encoding="utf-8"))
+    return texts
 
 
 def layout_of(source: str) -> dict[str, str]:
@@ -118,8 +118,8 @@ def check_free(into: Path, names: Iterable[str]) -> None:
     Raises:
         ConfigError: one is; it is named.
     """
-    if there := [name for name in names if os.path.lexists(into / name)]:
-        raise ConfigError(f"{into / there[0]} is there, and nothing is overwritten; give --into another folder")
+    if existing := [name for name in names if os.path.lexists(into / name)]:
+        raise ConfigError(f"{into / existing[0]} is there, and nothing is overwritten; give --into another folder")
 
 
 def write_new(into: Path, files: Mapping[str, str], folders: Sequence[str]) -> list[Path]:
@@ -135,20 +135,20 @@ def write_new(into: Path, files: Mapping[str, str], folders: Sequence[str]) -> l
         StateError: something cannot be written.
     """
     check_free(into, files)
-    made = []
+    created = []
     try:
         into.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             with os.fdopen(os.open(into / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(text.encode())
-            made.append(into / name)
+            created.append(into / name)
         for name in folders:
             if not (folder := into / name).is_dir():
                 folder.mkdir(mode=0o700)
-                made.append(folder)
+                created.append(folder)
     except OSError as error:
         raise StateError(f"cannot write into {into}: {error.strerror}; give --into a folder of yours") from error
-    return made
+    return created
 
 
 def _filled(text: str, **values: Any) -> str:

@@ -89,8 +89,8 @@ class MlflowRunWriter:
     def write(self, metrics: RoundMetrics) -> None:
         """Add a round. To write it again after a failure is harmless: time, step and value are the ledger's."""
         metric = self._entities.Metric
-        named = {_NOT_A_NAME.sub("_", tag): number for tag, number in metrics.numbers.items()}
-        values = [metric(tag, number, int(metrics.at * 1000), metrics.round) for tag, number in named.items()]
+        by_name = {_NOT_A_NAME.sub("_", tag): number for tag, number in metrics.numbers.items()}
+        values = [metric(tag, number, int(metrics.at * 1000), metrics.round) for tag, number in by_name.items()]
         for start in range(0, len(values), AT_A_TIME):
             self._client.log_batch(self._id, metrics=values[start : start + AT_A_TIME])
         self._save_tracked(replace(self._tracked, attempts=(*self._tracked.attempts, metrics.attempt)))

@@ -201,7 +201,7 @@ def test_the_line_of_the_commonest_class_takes_a_check_of_the_same_recipe(
     found = Examination("kept", True, 1.0, 2.0, recipe=offer.digest, data=data)
     assert site.examiner is not None
     for recipe, known in ((offer.digest, True), ("another", False)):
-        site.examiner._found["kept"] = replace(found, recipe=recipe)
+        site.examiner._examinations["kept"] = replace(found, recipe=recipe)
         words = " ".join(images(browser.get("/runs/kept")).values())
         assert ("75.0% of personal.local.accuracy" in words) is known
 

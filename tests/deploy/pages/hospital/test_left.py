@@ -193,7 +193,7 @@ def test_what_an_archive_has_is_said_to_be_missing_and_never_that_nothing_left(t
     journal.append("note", text="the newest")
     journal.close()
     assert "in an archive" not in Browser(client_page(state)).get("/left")
-    archive(state / AUDIT, tmp_path / "archive", shown=False)
+    archive(state / AUDIT, tmp_path / "archive", visible=False)
     text = Browser(client_page(state)).get("/left")
     assert "files are in an archive: what left by them is not listed here" in text
     assert "No update and no score has left" not in text

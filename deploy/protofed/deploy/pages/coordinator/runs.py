@@ -82,22 +82,22 @@ class CoordinatorRuns:
         page = Page(1, detail.attempts, ROUNDS_SHOWN)
         # One history of this reply alone: how scores changed since the last look is for `runs watch`.
         now, runs = time.time(), self.operator.runs() if detail.info.status == "queued" else []
-        shown = snapshot(ServerReply(detail, runs=runs), WatchHistory().after(ServerReply(detail)), now)
+        view = snapshot(ServerReply(detail, runs=runs), WatchHistory().after(ServerReply(detail)), now)
         context = {
-            "run": shown,
-            "said": _said(shown),
-            "waits": shown.waiting.sentence if shown.waiting else "",
-            "blocked": shown.waiting is not None and shown.waiting.blocked,
-            "warnings": warning_lines(shown.model_warnings, "`protofed report`"),
-            "remarks": _remarks(shown, detail),
+            "run": view,
+            "said": _said(view),
+            "waits": view.waiting.sentence if view.waiting else "",
+            "blocked": view.waiting is not None and view.waiting.blocked,
+            "warnings": warning_lines(view.model_warnings, "`protofed report`"),
+            "remarks": _remarks(view, detail),
         }
         return shell_of(request).page(request, "run.html.j2", {**context, **self._table(detail, page)})
 
     def rounds(self, request: Request) -> Response:
         """Older rounds, in one call: a server of a long run works for tenths of a second on each."""
-        asked = Page.of(request.query_params.get("page", ""), MAX_ROUNDS, ROUNDS_SHOWN)
-        detail = self.operator.show(_name(request), ROUNDS_SHOWN, skip=asked.before)
-        page = Page.of(str(asked.number), detail.attempts, ROUNDS_SHOWN)
+        requested = Page.of(request.query_params.get("page", ""), MAX_ROUNDS, ROUNDS_SHOWN)
+        detail = self.operator.show(_name(request), ROUNDS_SHOWN, skip=requested.before)
+        page = Page.of(str(requested.number), detail.attempts, ROUNDS_SHOWN)
         return shell_of(request).page(request, "rounds.html.j2", self._table(detail, page))
 
     def round(self, request: Request) -> Response:
@@ -162,8 +162,8 @@ class CoordinatorRuns:
         rounds = list(detail.rounds)[: last - first]  # of the oldest page, a reply has newer ones, too
         if len(rounds) < last - first:  # where there are hundreds of sites, a reply has fewer
             rounds = self.operator.attempts(detail.info.run, first, last - first)
-        shown = {"rounds": list(reversed(rounds)), "page": page, "calendar": calendar(rounds)}
-        return {"info": detail.info, "ended": detail.info.status in ENDED, **shown}
+        table = {"rounds": list(reversed(rounds)), "page": page, "calendar": calendar(rounds)}
+        return {"info": detail.info, "ended": detail.info.status in ENDED, **table}
 
     def _attempt(self, request: Request) -> pb.RoundInfo:
         """The attempt at a round that a path names.
@@ -266,9 +266,9 @@ def calendar(rounds: Sequence[pb.RoundInfo]) -> Calendar:
     by_round = [{task.site: mark(task) for task in row.sites if task.kind in ("initialise", "fit")} for row in rounds]
     names = sorted({site for row in by_round for site in row})
     rows = {site: [row.get(site, Mark("", "")) for row in by_round] for site in names}
-    found = {one.status for marks in rows.values() for one in marks}
+    statuses = {one.status for marks in rows.values() for one in marks}
     return Calendar(
-        rounds, rows, [(sign(status), WORDS[status]) for status in WORDS if status in found], troubles(rounds)
+        rounds, rows, [(sign(status), WORDS[status]) for status in WORDS if status in statuses], troubles(rounds)
     )
 
 
@@ -398,14 +398,14 @@ class FigurePages:
     """The pages `/runs/{run}/figures`. Threads share it.
 
     Attributes:
-        made: by run, the figures that were drawn last at the end.
+        figures: by run, the figures that were drawn last at the end.
         drawing: by run, figures in the making.
         turn: one record at a time: a server makes it for seconds.
     """
 
     operator: Operator
     pictures: Pictures
-    made: OrderedDict[str, RunFigures] = field(default_factory=OrderedDict)
+    figures: OrderedDict[str, RunFigures] = field(default_factory=OrderedDict)
     drawing: dict[str, Future[RunFigures]] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)  # of both
     turn: Lock = field(default_factory=Lock)
@@ -424,8 +424,8 @@ class FigurePages:
             self._begin(run)
         drawing = self._in_the_making(run)
         with self.lock:
-            found = self.made.get(run)
-        context = {"run": run, "found": found, "drawing": drawing, "with_code": document.with_code}
+            figures = self.figures.get(run)
+        context = {"run": run, "found": figures, "drawing": drawing, "with_code": document.with_code}
         return shell_of(request).page(request, "figures.html.j2", context)
 
     def _begin(self, run: str) -> None:
@@ -433,7 +433,7 @@ class FigurePages:
         detail = self.operator.show(run, 1)
         moment = (detail.attempts, detail.scored_round, detail.info.status)
         with self.lock:
-            known = self.made.get(run)
+            known = self.figures.get(run)
             if run in self.drawing or (known is not None and known.moment == moment):
                 return
             future = self.drawing[run] = Future()
@@ -459,16 +459,16 @@ class FigurePages:
     def _draw(self, run: str, moment: Moment, round: int, future: Future[RunFigures]) -> None:
         try:
             with self.turn:
-                found = drawn(RunView(self.operator.run_record(run)), moment, round, self.pictures)
+                figures = drawn(RunView(self.operator.run_record(run)), moment, round, self.pictures)
         except Exception as error:
             future.set_exception(error)
             return
         with self.lock:
-            self.made[run] = found
-            self.made.move_to_end(run)
-            while len(self.made) > KEPT:
-                self.made.popitem(last=False)
-        future.set_result(found)
+            self.figures[run] = figures
+            self.figures.move_to_end(run)
+            while len(self.figures) > KEPT:
+                self.figures.popitem(last=False)
+        future.set_result(figures)
 
 
 def drawn(record: RunView, moment: Moment, round: int, pictures: Pictures) -> RunFigures:

@@ -54,9 +54,9 @@ class SitePages:
         infos = {info.site: info for info in self.operator.sites()}
         rows = sites(infos.values(), None, ended=False)
         page = Page.of(request.query_params.get("page", ""), len(rows), SITES_SHOWN)
-        shown = [(infos[row.site], row) for row in page.cut(rows)]
+        page_rows = [(infos[row.site], row) for row in page.cut(rows)]
         working = any(info.status == "working" for info in infos.values())
-        return shell_of(request).page(request, "sites.html.j2", {"sites": shown, "page": page, "going": working})
+        return shell_of(request).page(request, "sites.html.j2", {"sites": page_rows, "page": page, "going": working})
 
     def show(self, request: Request) -> Response:
         """One site, and what can be ordered."""
@@ -86,10 +86,10 @@ class SitePages:
         """Dissolve its group of secure aggregation."""
         _confirmed(request, "dissolve the group")
         info = self.operator.regroup(_name(request))
-        others = ", ".join(other for other in info.group if other != info.site)
+        partners = ", ".join(other for other in info.group if other != info.site)
         return self._done(
             request,
-            f"{info.site}, {others}: dissolved; now `protofed client consortium forget-group` at each of {others}",
+            f"{info.site}, {partners}: dissolved; now `protofed client consortium forget-group` at each of {partners}",
         )
 
     def _done(self, request: Request, text: str) -> Response:
@@ -163,7 +163,7 @@ class CertificatePages:
 
     def routes(self) -> Sequence[BaseRoute]:
         """Their routes."""
-        shown = [
+        viewing = [
             Route("/certificates", self.list),
             Route("/certificates/{fingerprint}/revoke", self.ask_revoke),
             Route("/certificates/{fingerprint}/revoke", self.revoke, methods=["POST"]),
@@ -175,7 +175,7 @@ class CertificatePages:
             Route("/certificates/signed/{fingerprint}/bundle.pem", self.download),
             Route("/certificates/signed/{fingerprint}/register", self.register, methods=["POST"]),
         ]
-        return [*signing, *shown] if self.signs else shown
+        return [*signing, *viewing] if self.signs else viewing
 
     def list(self, request: Request) -> Response:
         """All that the server knows, the newest first."""

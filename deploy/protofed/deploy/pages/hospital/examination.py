@@ -31,15 +31,15 @@ class SiteSettings:
     """The settings of the site's daemon, as the page was started with them.
 
     Attributes:
-        given: options that override the file.
+        options: what overrides the file.
     """
 
     file: Path
-    given: Mapping[str, str]
+    options: Mapping[str, str]
 
     def read(self) -> ClientSettings:
         """What they are now; ConfigError if they cannot be used."""
-        return read_settings(ClientSettings, self.file, self.given)
+        return read_settings(ClientSettings, self.file, self.options)
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class Examination:
             return ""
         states = Counter(row["state"] for row in self.rows)
         worst = [count(states[state], state) for state in (State.FINDING, State.WARNING) if states[state]]
-        made = len(self.rows) - states[State.SKIPPED]
-        return f"{', '.join(worst) or 'all well'}: {count(made, 'check')}, {states[State.SKIPPED]} not made"
+        checks = len(self.rows) - states[State.SKIPPED]
+        return f"{', '.join(worst) or 'all well'}: {count(checks, 'check')}, {states[State.SKIPPED]} not made"
 
     @property
     def what(self) -> str:
@@ -92,7 +92,7 @@ class Examiner:
     """Examines one site. Threads share it."""
 
     settings: SiteSettings
-    _found: OrderedDict[str, Examination] = field(default_factory=OrderedDict)  # by run
+    _examinations: OrderedDict[str, Examination] = field(default_factory=OrderedDict)  # by run
     _process: subprocess.Popen[str] | None = None
     _follows: threading.Thread | None = None
     _stopped: bool = False
@@ -109,12 +109,17 @@ class Examiner:
             )
             self._process, self._stopped = process, False
             atexit.register(process.kill)  # with the page
-            self._found[run] = Examination(run, whole, time.time())
-            self._found.move_to_end(run)
-            while len(self._found) > KEPT:
-                self._found.popitem(last=False)
-            told = {"settings": str(self.settings.file), "given": dict(self.settings.given), "run": run, "whole": whole}
-            args = run, process, errors, told
+            self._examinations[run] = Examination(run, whole, time.time())
+            self._examinations.move_to_end(run)
+            while len(self._examinations) > KEPT:
+                self._examinations.popitem(last=False)
+            order = {
+                "settings": str(self.settings.file),
+                "given": dict(self.settings.options),
+                "run": run,
+                "whole": whole,
+            }
+            args = run, process, errors, order
             self._follows = threading.Thread(target=self._follow, args=args, name="examination", daemon=True)
             self._follows.start()
         return True
@@ -138,10 +143,10 @@ class Examiner:
     def newest(self, run: str = SITE) -> Examination | None:
         """The newest one of a run's data, or of the site; None: there was none since the page was started."""
         with self._lock:
-            return self._found.get(run)
+            return self._examinations.get(run)
 
     def _going(self) -> Examination | None:
-        return next((one for one in self._found.values() if one.goes_on), None)
+        return next((one for one in self._examinations.values() if one.goes_on), None)
 
     def _follow(self, run: str, process: subprocess.Popen[str], errors: IO[str], request: Mapping[str, Any]) -> None:
         with errors, process:
@@ -161,17 +166,17 @@ class Examiner:
 
     def _hear(self, run: str, answer: dict[str, Any]) -> None:
         with self._lock:
-            before = self._found[run]
+            before = self._examinations[run]
             row = answer.pop("row", None)
             rows = before.rows if row is None else (*before.rows, row)
-            self._found[run] = replace(before, rows=rows, **answer)
+            self._examinations[run] = replace(before, rows=rows, **answer)
 
     def _end(self, run: str, code: int, errors: str) -> None:
         with self._lock:
-            found, why = self._found[run], ""
+            current, why = self._examinations[run], ""
             if self._stopped and code:
                 why = "stopped by a person before its end"
             elif code:
                 words = " ".join(errors.split())
                 why = f"it ended with code {code}: {short(words[-LAST_WORDS:], LAST_WORDS) or 'without a word'}"
-            self._found[run] = replace(found, ended=time.time(), doing="", problem=found.problem or why)
+            self._examinations[run] = replace(current, ended=time.time(), doing="", problem=current.problem or why)

@@ -85,7 +85,7 @@ def _data(settings: ClientSettings, recipe: Recipe | None, say: Say) -> None:
 
     rules = Policy.read(shipped.policy(settings.policy)).rules
     plugins.allow(rules.plugins)
-    with progress("", shown=False) as bar:
+    with progress("", visible=False) as bar:
         result = site_check(settings, recipe, rules.min_samples_per_class, bar)
     say(data=check_table.plain(result))
 

@@ -54,27 +54,27 @@ def scores_sketch(table: ScoresView, majority: Mapping[str, float]) -> Sketch | 
     Args:
         majority: by the prefix of scores, the accuracy of always naming the commonest class, where it is known.
     """
-    shown = {prefix: names for prefix in PANELS if (names := _drawn_names(table, prefix))}
+    by_panel = {prefix: names for prefix in PANELS if (names := _drawn_names(table, prefix))}
     if LOSS in table.names:
-        shown[LOSS] = [LOSS]
-    if not shown:
+        by_panel[LOSS] = [LOSS]
+    if not by_panel:
         return None
 
     def draw(width: float) -> Figure:
-        columns = min(len(shown), 2 if width > 5 else 1)
-        rows = -(-len(shown) // columns)
+        columns = min(len(by_panel), 2 if width > 5 else 1)
+        rows = -(-len(by_panel) // columns)
         figure = Figure(figsize=(width, 3.4 * rows), layout="constrained")
-        for axes, (prefix, names) in zip(panels(figure, rows, columns, len(shown)), shown.items(), strict=True):
+        for axes, (prefix, names) in zip(panels(figure, rows, columns, len(by_panel)), by_panel.items(), strict=True):
             _score_panel(axes, table, prefix, names, majority.get(prefix))
         return figure
 
-    lines = [_first_and_last(table, name) for names in shown.values() for name in names]
-    lines += [f"always the commonest class: {majority[of]:.1%} of {of}.accuracy" for of in shown if of in majority]
-    said = "; ".join(lines)
+    lines = [_first_and_last(table, name) for names in by_panel.values() for name in names]
+    lines += [f"always the commonest class: {majority[of]:.1%} of {of}.accuracy" for of in by_panel if of in majority]
+    summary = "; ".join(lines)
     title = "This site's own scores over the rounds"
     return Sketch(
         title,
-        f"{said}. Filled marks: scores that left. Half filled: in a secure aggregation alone. Hollow: that stayed.",
+        f"{summary}. Filled marks: scores that left. Half filled: in a secure aggregation alone. Hollow: that stayed.",
         draw,
     )
 
@@ -208,8 +208,8 @@ def _standing_bars(bars: Mapping[str, Mapping[str, int]], width: float) -> Figur
     axes = figure.add_subplot()
     for part, look, sizes, before in _stacked(bars):
         axes.bar(range(len(bars)), sizes, 0.8, before, label=part, **look)
-    shown = range(0, len(bars), -(-len(bars) // (14 if width > 5 else 6)))
-    axes.set_xticks(shown, [list(bars)[place] for place in shown], fontsize=8)
+    ticks = range(0, len(bars), -(-len(bars) // (14 if width > 5 else 6)))
+    axes.set_xticks(ticks, [list(bars)[place] for place in ticks], fontsize=8)
     axes.set_xlabel("round")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda size, _: decimal(int(size))))
     grid(axes)
@@ -220,17 +220,17 @@ def _standing_bars(bars: Mapping[str, Mapping[str, int]], width: float) -> Figur
 def _stacked(bars: Mapping[str, Mapping[str, int]]) -> list[tuple[str, dict[str, Any], list[int], list[int]]]:
     """By part: its look, its bytes in each bar, and where these begin."""
     names = _parts(bars.values())
-    shown = names if len(names) <= MAX_PARTS else [*names[: MAX_PARTS - 1], OTHER]
-    sizes = {part: [of.get(part, 0) for of in bars.values()] for part in shown}
+    parts = names if len(names) <= MAX_PARTS else [*names[: MAX_PARTS - 1], OTHER]
+    sizes = {part: [of.get(part, 0) for of in bars.values()] for part in parts}
     if OTHER in sizes:
         sizes[OTHER] = [sum(of.get(part, 0) for part in names[MAX_PARTS - 1 :]) for of in bars.values()]
     tops = list(accumulate(sizes.values(), lambda below, more: [a + b for a, b in zip(below, more, strict=True)]))
     begins = [[0] * len(bars), *tops]
     looks: list[dict[str, Any]] = [
         {"color": COLOURS[place % len(COLOURS)], "hatch": HATCHES[place], "edgecolor": "white", "linewidth": 0.5}
-        for place in range(len(shown))
+        for place in range(len(parts))
     ]
-    return [(part, looks[place], sizes[part], begins[place]) for place, part in enumerate(shown)]
+    return [(part, looks[place], sizes[part], begins[place]) for place, part in enumerate(parts)]
 
 
 def _parts(bars: Any) -> list[str]:
@@ -249,16 +249,16 @@ def _listed(sizes: Mapping[str, int]) -> str:
 def _first_and_last(table: ScoresView, name: str) -> str:
     rounds = [scored for scored in table.rounds if name in scored.scores]
     form = "{:.3f}" if lower_is_better(name) else "{:.1%}"
-    said = [f"{form.format(scored.scores[name])} in round {scored.round}" for scored in (rounds[0], rounds[-1])]
-    left = sum(name in table.sent.names.get(scored.round, ()) for scored in rounds)
+    ends = [f"{form.format(scored.scores[name])} in round {scored.round}" for scored in (rounds[0], rounds[-1])]
+    sent = sum(name in table.sent.names.get(scored.round, ()) for scored in rounds)
     aggregated = sum(name in table.sent.aggregated.get(scored.round, ()) for scored in rounds)
-    words = [f"{_of(left, len(rounds))} left"] if left else []
+    words = [f"{_of(sent, len(rounds))} left"] if sent else []
     words += [f"{_of(aggregated, len(rounds))} left in a secure aggregation"] if aggregated else []
-    return f"{name}: {said[0]}, {said[1]}, {', '.join(words) or 'all stayed'}"
+    return f"{name}: {ends[0]}, {ends[1]}, {', '.join(words) or 'all stayed'}"
 
 
-def _of(some: int, every: int) -> str:
-    return "all" if some == every else f"{some} of {every}"
+def _of(part: int, every: int) -> str:
+    return "all" if part == every else f"{part} of {every}"
 
 
 def _count_axis(axes: Axes, label: str) -> None:

@@ -65,8 +65,8 @@ class LeftPages:
         if log.problem:
             shell_of(request).access.notify(f"the audit log is damaged: {log.problem}", error=True)
             return shell_of(request).done("/left")
-        said = f"the log is good: records up to {log.last_number}, newest hash {log.newest}" if log.there else "no log"
-        return shell_of(request).done("/left", said)
+        text = f"the log is good: records up to {log.last_number}, newest hash {log.newest}" if log.exists else "no log"
+        return shell_of(request).done("/left", text)
 
 
 FIRST_MODEL: Final = "first model"
@@ -132,25 +132,25 @@ def round_lines(items: Iterable[Leaving]) -> list[RoundLine]:
 def summary(lines: Sequence[RoundLine]) -> str:
     """One sentence: since when, how much, to whom, in how many rounds, and what; empty: nothing has left."""
     items = [item for line in lines for item in line.items if not item.why]
-    held = _held(lines)
+    withheld = _held(lines)
     if not items:
-        return f"Nothing has left this site, and {held}." if held else ""
+        return f"Nothing has left this site, and {withheld}." if withheld else ""
     sent = [line for line in lines if set(line.kinds) != {REFUSED}]
     where = f"{count(len(sent), 'round')} of {count(len({line.run for line in sent}), 'run')}"
     since = utc(min(item.at for item in items))
     size = decimal(sum(item.size for item in items))
-    rest = "".join(f"; {part}" for part in (_noise(sent), held) if part)
-    return f"Since {since}, {size} in {where} have left this site, to {_servers(items)}: {_what(sent)}{rest}."
+    tail = "".join(f"; {part}" for part in (_noise(sent), withheld) if part)
+    return f"Since {since}, {size} in {where} have left this site, to {_servers(items)}: {_what(sent)}{tail}."
 
 
 def _held(lines: Iterable[RoundLine]) -> str:
-    held = sum(bool(item.why) for line in lines for item in line.items)
-    return f"the policy kept back {count(held, 'item')}" if held else ""
+    withheld = sum(bool(item.why) for line in lines for item in line.items)
+    return f"the policy kept back {count(withheld, 'item')}" if withheld else ""
 
 
 def _servers(items: Iterable[Leaving]) -> str:
-    named = sorted({item.server for item in items if item.server})
-    return " and ".join(named) or "a server that the log does not name"
+    servers = sorted({item.server for item in items if item.server})
+    return " and ".join(servers) or "a server that the log does not name"
 
 
 def _what(lines: Iterable[RoundLine]) -> str:
@@ -186,7 +186,7 @@ def _line(run: str, number: int, items: Sequence[Leaving]) -> RoundLine:
 
 def _kinds(items: Iterable[Leaving]) -> Iterator[str]:
     """What items of a round are, the oldest first: a masked update or score belongs to the sum started last."""
-    started, left = "", set[str]()
+    current, kinds = "", set[str]()
     for item in items:
         if item.why:
             yield REFUSED
@@ -195,9 +195,9 @@ def _kinds(items: Iterable[Leaving]) -> Iterator[str]:
         elif not item.in_a_sum:
             yield _ALONE.get(item.what, UPDATE_ALONE)
         elif item.what in _BEGIN:
-            started = _BEGIN[item.what]
+            current = _BEGIN[item.what]
         elif item.what == TaskKind.MASK:
-            left.add(started or UPDATE_AGGREGATED)
-    yield from left
-    if started and not left:
+            kinds.add(current or UPDATE_AGGREGATED)
+    yield from kinds
+    if current and not kinds:
         yield NO_RESULT

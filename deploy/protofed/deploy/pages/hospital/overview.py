@@ -167,7 +167,7 @@ class HealthPages:
     def show(self, request: Request) -> Response:
         """What is known of the machine, and the newest examination."""
         examiner = self.site.examiner
-        found = None if examiner is None else examiner.newest()
+        examination = None if examiner is None else examiner.newest()
         going = None if examiner is None else examiner.going()
         disk = shutil.disk_usage(self.site.state)
         return shell_of(request).page(
@@ -175,16 +175,16 @@ class HealthPages:
             "health.html.j2",
             {
                 "has_settings": examiner is not None,
-                "found": found,
+                "found": examination,
                 "going": going,
-                "rows": in_order(found),
+                "rows": in_order(examination),
                 "free": disk.free,
                 "total": disk.total,
                 "low": disk.free < machine.LOW_BYTES,
                 "full": disk.free < machine.FULL_BYTES,
-                "said": said(found),
+                "said": said(examination),
                 **self._daemon(),
-                **self._device(found),
+                **self._device(examination),
             },
         )
 
@@ -205,15 +205,15 @@ class HealthPages:
         answers = bool(runs) and (self.site.state / readyz.ADDRESS_FILE).exists()
         return {"daemon": RUNS[runs], "answers": answers, "missing": _missing(self.site) if answers else []}
 
-    def _device(self, found: Examination | None) -> Mapping[str, Any]:
+    def _device(self, examination: Examination | None) -> Mapping[str, Any]:
         """The device of the settings, and what the newest examination saw of it."""
-        row = next((row for row in (found.rows if found else ()) if row["check"] == "device"), None)
-        seen = row["seen"] if row and row["state"] == "fine" else ""
+        row = next((row for row in (examination.rows if examination else ()) if row["check"] == "device"), None)
+        finding = row["seen"] if row and row["state"] == "fine" else ""
         try:
             device = "" if self.site.settings is None else self.site.settings.read().device
         except ProtofedError as error:
             return {"device": "", "device_seen": "", "settings_problem": str(error)}
-        return {"device": device, "device_seen": seen, "settings_problem": ""}
+        return {"device": device, "device_seen": finding, "settings_problem": ""}
 
 
 def examiner_of(site: HospitalSite) -> Examiner:
@@ -230,15 +230,15 @@ def started(request: Request, begins: bool, path: str) -> Response:
     return shell_of(request).done(path)
 
 
-def in_order(found: Examination | None) -> list[Mapping[str, Any]]:
+def in_order(examination: Examination | None) -> list[Mapping[str, Any]]:
     """The rows of an examination, what is to be done first."""
-    return sorted(found.rows if found else (), key=lambda row: ORDER[row["state"]])
+    return sorted(examination.rows if examination else (), key=lambda row: ORDER[row["state"]])
 
 
-def said(found: Examination | None) -> str:
+def said(examination: Examination | None) -> str:
     """What a screen reader hears once it changes: the beginning and the end, and no step between."""
-    if found is None:
+    if examination is None:
         return ""
-    if found.goes_on:
-        return f"{found.what} goes on"
-    return f"{found.what} has ended: {found.problem or found.verdict}"
+    if examination.goes_on:
+        return f"{examination.what} goes on"
+    return f"{examination.what} has ended: {examination.problem or examination.verdict}"

@@ -49,27 +49,27 @@ def client_page(
         ConfigError: there is no such folder.
     """
     orders.act_as_owner(state)
-    shown = HospitalSite(state, policy, settings)
-    shown.log.look()  # seconds, of a long log: before a page waits for it
-    return pages_of(shown, site)
+    hospital = HospitalSite(state, policy, settings)
+    hospital.log.look()  # seconds, of a long log: before a page waits for it
+    return pages_of(hospital, site)
 
 
-def pages_of(shown: HospitalSite, site: str = "") -> Program:
+def pages_of(hospital: HospitalSite, site: str = "") -> Program:
     """The pages of a site; `site` is its id, if that is known."""
     pages = (
-        HospitalOverview(shown),
-        LeftPages(shown),
-        HospitalRuns(shown),
-        PartnersPages(shown),
-        HealthPages(shown),
-        PausePages(shown),
+        HospitalOverview(hospital),
+        LeftPages(hospital),
+        HospitalRuns(hospital),
+        PartnersPages(hospital),
+        HealthPages(hospital),
+        PausePages(hospital),
     )
     name = f"site {site}, " if site else ""
     return Program(
         title="protofed client page",
-        whom=f"{name}{shown.state}, by {orders.user_name() or 'a user without a name'}",
+        whom=f"{name}{hospital.state}, by {orders.user_name() or 'a user without a name'}",
         navigation=NAVIGATION,
-        routes=[*shown.pictures.routes(), *(route for page in pages for route in page.routes())],
+        routes=[*hospital.pictures.routes(), *(route for page in pages for route in page.routes())],
         templates=TEMPLATES,
     )
 

@@ -103,14 +103,14 @@ class HospitalRuns:
     def checked(self, request: Request) -> Response:
         """What the newest check of the data for the run has found."""
         offer, examiner = self._offer(request), self.site.examiner
-        found = None if examiner is None else examiner.newest(offer.run)
+        examination = None if examiner is None else examiner.newest(offer.run)
         context = {
             "offer": offer,
             "has_settings": examiner is not None,
-            "found": found,
+            "found": examination,
             "going": None if examiner is None else examiner.going(),
-            "outdated": found is not None and found.recipe not in ("", offer.digest),
-            "said": said(found),
+            "outdated": examination is not None and examination.recipe not in ("", offer.digest),
+            "said": said(examination),
         }
         return shell_of(request).page(request, "check.html.j2", context)
 
@@ -141,8 +141,8 @@ class HospitalRuns:
     def _scores(self, offer: Offer) -> Mapping[str, Any]:
         run = offer.run
         try:
-            kept, sent = OwnScores(self.site.state / FOLDER), self.site.log.handed_in(run)
-            view = ScoresView(kept.rounds(run) if run in kept.runs() else [], sent)
+            stored, sent = OwnScores(self.site.state / FOLDER), self.site.log.handed_in(run)
+            view = ScoresView(stored.rounds(run) if run in stored.runs() else [], sent)
         except ProtofedError as error:
             return {
                 "scores": None,
@@ -170,10 +170,10 @@ class HospitalRuns:
 
     def _majority(self, offer: Offer) -> Mapping[str, float]:
         """The accuracy of always naming the commonest class, by prefix of scores, as the check of the data counted."""
-        found = None if self.site.examiner is None else self.site.examiner.newest(offer.run)
-        if found is None or found.data is None or found.recipe != offer.digest:
+        examination = None if self.site.examiner is None else self.site.examiner.newest(offer.run)
+        if examination is None or examination.data is None or examination.recipe != offer.digest:
             return {}
-        own, shared = (found.data["taken"].get(name) for name in ("own_test_set", "tests_on"))
+        own, shared = (examination.data["taken"].get(name) for name in ("own_test_set", "tests_on"))
         if recipe_of(offer).evaluation.personal_test_images is not None:
             shared = None  # own models are scored on a sample of it
         sets = {"personal": shared, "personal.local": own, "global.local": own}
@@ -189,8 +189,8 @@ class HospitalRuns:
 
 def _left(name: str, view: ScoresView) -> str:
     """In which rounds a score left, and in which in a secure aggregation alone, in words; empty: it stayed."""
-    gone, aggregated = view.alone(name), view.aggregated(name)
-    words = [f"rounds {rounds_text(gone)}"] if gone else ["more left than the log lists"] if view.unlisted else []
+    alone, aggregated = view.alone(name), view.aggregated(name)
+    words = [f"rounds {rounds_text(alone)}"] if alone else ["more left than the log lists"] if view.unlisted else []
     if aggregated:
         words.append(f"in a secure aggregation, as part of a mean over sites: rounds {rounds_text(aggregated)}")
     return "; ".join(words) or ("the log's older files are in an archive" if view.sent.gap else "")

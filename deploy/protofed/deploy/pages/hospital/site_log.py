@@ -82,8 +82,8 @@ class Leaving:
         """`refused`, the verdict on it, an error, or `sent`."""
         if self.why:
             return "refused"
-        said = (message.verdict or message.error.lower().replace("_", " ") for message in reversed(self.answers))
-        return next(filter(None, said), "sent")
+        verdicts = (message.verdict or message.error.lower().replace("_", " ") for message in reversed(self.answers))
+        return next(filter(None, verdicts), "sent")
 
     @property
     def in_a_sum(self) -> bool:
@@ -222,9 +222,9 @@ class SiteLog:
             self._handed_in.setdefault(entry.run, HandedIn()).add(entry)
         match entry:
             case Message():
-                if (left := self._sent(entry)) is not None:
-                    left.records.append(record.seq)
-                    left.server = str(record.facts.get("server", "")) or left.server
+                if (leaving := self._sent(entry)) is not None:
+                    leaving.records.append(record.seq)
+                    leaving.server = str(record.facts.get("server", "")) or leaving.server
             case GivenTask():
                 self._kinds[entry.task_id] = entry.kind
                 self._activity = LoggedActivity(entry.at, entry.run, entry.round, entry.kind)
@@ -232,13 +232,13 @@ class SiteLog:
                 self._note(record, entry)
 
     def _note(self, record: Record, note: Note) -> None:
-        given = {name: str(note.fields.get(name, "")) for name in ("policy", "digest", "task_id", "why")}
+        values = {name: str(note.fields.get(name, "")) for name in ("policy", "digest", "task_id", "why")}
         if note.event == "policy":
-            self._policy = PolicyInForce(given["policy"], given["digest"])
+            self._policy = PolicyInForce(values["policy"], values["digest"])
         elif note.event == "privacy":
-            self._noisy.add(given["task_id"])
+            self._noisy.add(values["task_id"])
         elif note.event == "refused":
-            why, about = given["why"] or "by the policy", (note.run or "", note.round or 0)
+            why, about = values["why"] or "by the policy", (note.run or "", note.round or 0)
             self._keep(record.hash, Leaving(note.at, "refused", *about, self._policy, why=why, records=[record.seq]))
 
     def _sent(self, message: Message) -> Leaving | None:
@@ -282,8 +282,8 @@ class SiteLog:
         """The line that a message belongs to; a new one if it is the first of its task."""
         leaving = self._leavings.get(key)
         if leaving is None:
-            made = Leaving(message.at, what, message.run, message.round, self._policy, message.task_id)
-            leaving = self._keep(key, made)
+            line = Leaving(message.at, what, message.run, message.round, self._policy, message.task_id)
+            leaving = self._keep(key, line)
         leaving.size += message.size
         return leaving
 
@@ -296,8 +296,8 @@ class SiteLog:
         return leaving
 
 
-def _add_numbers(leaving: Leaving, given: object) -> None:
-    if isinstance(given, Mapping):
-        leaving.numbers |= given
-    elif given is not None:
-        leaving.numbers[str(given)] = None  # more than the log lists
+def _add_numbers(leaving: Leaving, numbers: object) -> None:
+    if isinstance(numbers, Mapping):
+        leaving.numbers |= numbers
+    elif numbers is not None:
+        leaving.numbers[str(numbers)] = None  # more than the log lists
