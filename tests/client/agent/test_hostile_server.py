@@ -18,7 +18,7 @@ from tests.support.scripted_server import RULES, RUN, AgentHarness, work
 from protofed.client.data.site_data import SiteData
 from protofed.client.site import check_model, read_recipe
 from protofed.common.config.recipe import MAX_CLASSES, MAX_ROUNDS, Recipe
-from protofed.common.errors import ConfigError, FailureReason, ProtocolError
+from protofed.common.errors import ConfigError, DataError, FailureReason, ProtocolError
 from protofed.common.protocol import wire
 from protofed.common.protocol.messages import LONGEST_S, MAX_BYTES, MAX_RECIPE_BYTES, Assignment, TaskKind
 from protofed.protos.v1 import federation_pb2 as pb
@@ -72,9 +72,11 @@ HOSTILE = [
     *[("method.name", value) for value in ("fedavgg", "os:system", "x" * 201)],
     *[("method.weighting", value) for value in ([0] * 1001, "x" * 201, [[[[[[1]]]]]], math.nan, LARGE)],
     *[("method.unknown", value) for value in (1,)],
+    *[("method", value) for value in ({"name": "fednh", "fixed_scale": "perhaps"},)],
     *[("model.name", value) for value in ("mlpp", "x" * 201, "os:system", "protofed.deploy.cli:main", ":", "..:x")],
     *[("model.hidden", value) for value in ([-4], [], [10**12], [10**13], [1.5], [1] * 1001)],
     *[("model.hidden", value) for value in ([60_000, 60_000], [10**9, 10**9], [10**11, 10**11])],
+    *[("model", value) for value in ({"name": "conv2cifar"},)],  # too small an image
     *[("model.weights", value) for value in ("/etc/passwd",)],
     *[("data", value) for value in ({"source": "npz", "root": "/etc/passwd"}, {"source": "cifar10", "download": True})],
     *[("path", value) for value in ("/etc",)],
@@ -133,9 +135,7 @@ OTHER = "0123456789abcdef" * 4
         ("", "x" * 10_000, "correct data.preprocessing_digest"),
     ],
 )
-def test_a_run_of_images_prepared_otherwise_is_refused_before_one_is_read(
-    told: str, pinned: str | None, why: str
-) -> None:
+def test_a_run_of_images_prepared_otherwise_is_refused_unread(told: str, pinned: str | None, why: str) -> None:
     harness = AgentHarness(load_data=untouched, pinned=pinned)
     harness.link.preprocessing_digest = told
     task = harness.fit(1)
@@ -185,15 +185,23 @@ def test_no_module_is_imported_that_the_policy_does_not_name(trap: str, tmp_path
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize("error", [RuntimeError("driver"), MemoryError("no more"), KeyError("x")])
-def test_whatever_breaks_while_a_run_is_prepared_the_daemon_lives(error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (DataError("no data at /data"), FailureReason.DATA),
+        (MemoryError("no more"), FailureReason.INTERNAL),
+        (KeyError("x"), FailureReason.INTERNAL),
+    ],
+)
+def test_whatever_breaks_while_a_run_is_prepared_the_daemon_lives(error: Exception, reason: FailureReason) -> None:
     def broken(_: Recipe) -> SiteData:
         raise error
 
     harness = AgentHarness(load_data=broken)
-    task = harness.fit(1)
-    work(harness.agent(), 1)
-    assert harness.declined() == [(task.task_id, FailureReason.INTERNAL)]
+    tasks = [harness.fit(1), harness.score(1)]
+    work(harness.agent(), 2)
+    assert harness.declined() == [(task.task_id, reason) for task in tasks]
+    assert harness.link.calls == {"enroll": 1, "next_task": 2}
 
 
 # Memory

@@ -40,7 +40,7 @@ def test_with_all_of_it_a_daemon_is_ready(ready: DaemonReadiness) -> None:
     assert ready() == []
 
 
-def test_an_identity_is_usable_until_its_last_day(
+def test_an_identity_is_usable_until_it_ends(
     ready: DaemonReadiness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     identity = LiveIdentity(Authority.make().issue(tmp_path / "identity", Party.SITE, "ann"), Party.SITE)

@@ -121,9 +121,7 @@ def test_a_fit_that_moves_far_makes_more_of_what_a_body_sees() -> None:
         (0.99 * SEEING_ALONE / 4, 0.99 * APART_ALONE / 4, 2.0, True),
     ],
 )
-def test_a_built_body_that_is_blind_is_found_by_itself(
-    variance: float, apart: float, rates: float, blind: bool
-) -> None:
+def test_a_built_body_that_is_blind_is_found_alone(variance: float, apart: float, rates: float, blind: bool) -> None:
     body = Responses({}, Seen(variance, 1.0, apart))
     assert (response_problem(body, body, rates) is not None) == blind
 
@@ -145,11 +143,8 @@ def test_how_far_classes_are_apart_is_no_matter_of_how_many_images() -> None:
     assert alone.apart == alone.variance
 
 
-def test_few_images_tell_nothing_of_units() -> None:
+def test_few_images_tell_nothing_of_units_and_fewer_show_that_a_body_is_blind() -> None:
     assert refused(prepared(sorted_thresholds), MIN_IMAGES - 1) is None
-
-
-def test_that_a_body_is_blind_shows_in_few_images() -> None:
     assert [refused(prepared(faint), number) for number in (MIN_SEEN - 1, MIN_SEEN)] == [None, BaseCheck.RESPONSE]
 
 

@@ -46,26 +46,18 @@ def test_normalisation_is_by_channel_of_pixels_in_0_to_1() -> None:
     torch.testing.assert_close(made.flatten(), torch.tensor([1.8, 0.0, -0.3]))  # (1 - .1) / .5, (.2 - .2) / .25, ...
     again = normaliser(RUN, torch.float32, torch.device("cpu"))(images / 255)
     torch.testing.assert_close(again, made)
-
-
-def test_one_value_serves_all_channels() -> None:
-    made = normaliser(Input(shape=(3, 1, 1)), torch.uint8, torch.device("cpu"))(torch.full((1, 3, 1, 1), 255))
-    assert made.flatten().tolist() == [1.0, 1.0, 1.0]
-
-
-def test_crop_flip_is_torchvisions() -> None:
-    images, moves = some(50), draw_crop_flips(50, rng(3))
-    for image, ours, move in zip(images, crop_flip(images, moves), moves.tolist(), strict=True):
-        assert torch.equal(ours, cropped_and_flipped(tv.pad(image, [4]), move))
+    one = normaliser(Input(shape=(3, 1, 1)), torch.uint8, torch.device("cpu"))(torch.full((1, 3, 1, 1), 255))
+    assert one.flatten().tolist() == [1.0, 1.0, 1.0]  # one value serves all channels
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_reflect_crop_flip_is_torchvisions(dtype: torch.dtype) -> None:
+def test_crop_flip_is_torchvisions_with_either_border(dtype: torch.dtype) -> None:
     images, moves = some(50).to(dtype), draw_crop_flips(50, rng(3))
-    made = reflect_crop_flip(images, moves)
-    assert made.dtype == dtype
-    for image, ours, move in zip(images, made, moves.tolist(), strict=True):
-        assert torch.equal(ours, cropped_and_flipped(tv.pad(image, [4], padding_mode="reflect"), move))
+    for crop, mode in ((crop_flip, "constant"), (reflect_crop_flip, "reflect")):
+        made = crop(images, moves)
+        assert made.dtype == dtype
+        for image, ours, move in zip(images, made, moves.tolist(), strict=True):
+            assert torch.equal(ours, cropped_and_flipped(tv.pad(image, [4], padding_mode=mode), move))
 
 
 def test_a_mirrored_border_does_not_repeat_the_edge_and_goes_on_in_small_images() -> None:

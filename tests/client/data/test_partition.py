@@ -38,9 +38,6 @@ def test_shards_deals_each_site_as_many_equal_shards() -> None:
     owners(cut, 24)
     assert [len(site) for site in cut] == [6, 6, 6, 6]
     assert all(set(np.bincount(labels[site], minlength=4).tolist()) <= {0, 3, 6} for site in cut)
-
-
-def test_shards_keeps_the_classes_sizes() -> None:
     labels = np.array([0] * 10 + [1] * 4)
     cut = shards(labels, 2, 1, rng())
     assert sorted(len(site) for site in cut) == [4, 10]
@@ -51,7 +48,6 @@ def test_shards_keeps_the_classes_sizes() -> None:
     ("labels", "sites", "each", "said"),
     [
         (balanced(4, 6), 3, 3, "9 shards, no multiple of 4 classes"),
-        (balanced(4, 6), 1, 2, "2 shards, no multiple of 4 classes"),
         (np.array([0, 0, 0, 1]), 2, 2, "fewer than 2 examples"),
         (np.empty(0, dtype=np.int64), 2, 2, "no multiple of 0 classes"),
     ],
@@ -78,9 +74,7 @@ def test_pathological_deals_as_the_released_code(balanced: bool, key: str) -> No
     ("sites", "each", "groups"),
     [(6, 2, [{0, 1}] * 3 + [{2, 3}] * 3), (4, 1, [{0}, {1}, {2}, {3}]), (3, 4, [{0, 1, 2, 3}] * 3)],
 )
-def test_pathological_gives_every_site_whole_groups_of_classes(
-    sites: int, each: int, groups: list[set[int]], balanced_shares: bool
-) -> None:
+def test_pathological_gives_whole_groups(sites: int, each: int, groups: list[set[int]], balanced_shares: bool) -> None:
     labels = balanced(4, 7)
     cut = pathological(labels, sites, each, balanced_shares, rng())
     owners(cut, 28)
@@ -105,8 +99,6 @@ def test_pathological_leaves_no_site_without_a_class_of_few_examples(balanced_sh
     ("labels", "sites", "each", "said"),
     [
         (balanced(4, 6), 3, 2, "3 sites of 2 classes each do not divide 4 classes evenly"),
-        (balanced(4, 6), 4, 3, "4 sites of 3 classes each do not divide 4 classes evenly"),
-        (balanced(3, 6), 3, 2, "3 sites of 2 classes each do not divide 3 classes evenly"),
         (balanced(4, 6), 1, 2, r"expected classes a multiple of partition\.classes_each"),
         (np.empty(0, dtype=np.int64), 2, 2, "0 classes"),
         (np.array([0, 0, 0, 1]), 4, 1, r"1 examples are too few for its 2 sites; lower partition\.sites"),
@@ -125,19 +117,10 @@ def test_hold_out_is_scikit_learns(share: float) -> None:
     for site, kept, held in zip(cut, train, test, strict=True):
         expected = train_test_split(site, test_size=share, random_state=theirs)
         assert [kept.tolist(), held.tolist()] == [sorted(part.tolist()) for part in expected]
-
-
-def test_hold_out_rounds_the_test_set_up_and_splits_no_example_twice() -> None:
-    sites = [np.arange(5), np.arange(5, 7)]
-    train, test = hold_out(sites, 0.25, rng())
-    assert [len(part) for part in (*train, *test)] == [3, 1, 2, 1]
-    owners([*train, *test], 7)
-
-
-@pytest.mark.parametrize("size", [0, 1])
-def test_hold_out_refuses_to_leave_nothing_to_train_on(size: int) -> None:
-    with pytest.raises(DataError, match=f"a site's {size} examples leaves none to train on"):
-        hold_out([np.arange(9), np.arange(size)], 0.25, rng())
+    owners([*train, *test], 200)
+    for size in (0, 1):
+        with pytest.raises(DataError, match=f"a site's {size} examples leaves none to train on"):
+            hold_out([np.arange(9), np.arange(size)], 0.25, rng())
 
 
 def test_by_class_divides_each_class_among_the_sites_that_hold_it() -> None:
@@ -166,9 +149,6 @@ def test_long_tail_keeps_the_first_class_and_never_more_than_there_is() -> None:
     assert np.bincount(labels[kept]).tolist() == [100, 50, 4]
     assert np.array_equal(kept, np.unique(kept))
     assert not np.array_equal(kept, long_tail(labels, 0.25, rng(1)))
-
-
-def test_long_tail_of_factor_one_keeps_everything() -> None:
     assert len(long_tail(balanced(1, 7), 1.0, rng())) == 7
     assert len(long_tail(balanced(3, 7), 1.0, rng())) == 21
 
@@ -237,12 +217,6 @@ def test_examples_are_drawn_once_and_all_of_them_are_no_copy() -> None:
 )
 def test_a_share_of_each_class_is_rounded_down(counts: tuple[int, ...], fraction: float, expected: list[int]) -> None:
     labels = labels_of(*counts)
-    assert labels[stratified_share(labels, fraction)].bincount(minlength=len(counts)).tolist() == expected
-
-
-def test_a_share_is_always_the_same_and_not_the_first_ones() -> None:
-    labels = torch.zeros(100, dtype=torch.int64)
-    taken = stratified_share(labels, 0.2)
-    assert torch.equal(taken, stratified_share(labels, 0.2))
-    assert not torch.equal(taken, torch.arange(100) < 20)
-    assert not torch.equal(taken, torch.arange(100) >= 80)
+    taken = stratified_share(labels, fraction)
+    assert labels[taken].bincount(minlength=len(counts)).tolist() == expected
+    assert torch.equal(taken, stratified_share(labels, fraction))

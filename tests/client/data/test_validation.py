@@ -34,9 +34,6 @@ def test_a_validation_part_of_the_digits_is_balanced_and_has_no_image_of_the_tes
     assert len(tuned.train) + len(tuned.test) == len(tested.train) == 1277
     assert found(tuned.train.images) | found(tuned.test.images) == found(tested.train.images)
     assert not found(tuned.test.images) & (found(tuned.train.images) | found(tested.test.images))
-
-
-def test_a_validation_part_is_drawn_by_the_seed() -> None:
     parts = [load(digits(validation_fraction=0.2, seed=seed), DIGITS).test.images for seed in (0, 0, 1)]
     assert (torch.equal(parts[0], parts[1]), torch.equal(parts[0], parts[2])) == (True, False)
 
@@ -87,8 +84,5 @@ def test_sites_of_a_column_are_tested_on_their_own_part_of_it(tmp_path: Path) ->
 def test_without_images_to_spare_there_is_none(sizes: tuple[int, int], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no test set can be held out"):
         load(npz(tmp_path, *sizes, validation_fraction=0.25), RGB)
-
-
-def test_a_fraction_that_leaves_no_digit_is_named() -> None:
     with pytest.raises(DataError, match=r"data\.validation_fraction = 0\.001 leaves no test set"):
         load(digits(validation_fraction=0.001), DIGITS)

@@ -32,10 +32,7 @@ def row(seed: int) -> Array:
     return np.asarray(made / np.linalg.norm(made), np.float32)
 
 
-MADE: Payload = {
-    Part.BODY: {"w": ONES},
-    Part.PROTOTYPES: {str(c): row(100 + c) for c in range(CLASSES) if EXAMPLES[c]},
-}
+MADE: Payload = {Part.BODY: {"w": ONES}, Part.PROTOTYPES: {str(c): row(100 + c) for c in range(CLASSES) if EXAMPLES[c]}}
 
 
 KNOWN = GateContext(EXAMPLES)

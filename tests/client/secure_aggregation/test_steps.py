@@ -86,11 +86,7 @@ class Round:
     """Round 1 of the run, at four sites."""
 
     def __init__(
-        self,
-        folder: Path,
-        attempt: int = 1,
-        daemons: dict[str, Daemon] | None = None,
-        table: dict[str, Any] = SECURE,
+        self, folder: Path, attempt: int = 1, daemons: dict[str, Daemon] | None = None, table: dict[str, Any] = SECURE
     ) -> None:
         base = codec.encode(BASE)
         recipe = Recipe.model_validate(table).fingerprint()
@@ -215,15 +211,9 @@ def test_nothing_of_a_sum_s_secrets_stays_once_the_server_has_all(tmp_path: Path
     assert [path for folder in folders for path in folder.rglob("*-update.json")] == []
 
 
-@pytest.mark.parametrize("table", [SECURE, SHARED], ids=["no noise", "noise"])
-@pytest.mark.parametrize("step", [TaskKind.FIT, *steps_of(SumContext("r", 1, 1, SumOf.UPDATE, "", ""))])  # type: ignore[arg-type]
-def test_a_killed_daemon_sends_the_same_bytes(
-    tmp_path: Path, step: TaskKind, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    round_ = Round(tmp_path, table=table).until(TaskKind.SHARE if step is TaskKind.FIT else step)
-    ann = round_.daemons["ann"]
-    base = codec.encode(BASE) if step is TaskKind.FIT else round_.server.blob(step, "ann")
-    killed: list[bytes] = []
+def again_after_a_kill(round_: Round, step: TaskKind, base: bytes, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Ann's upload of a step in which she was killed: the same bytes as those before."""
+    ann, killed = round_.daemons["ann"], list[bytes]()
     push = ann.made.link.push
 
     def kill(task: Task, released: Released) -> Receipt:
@@ -239,7 +229,19 @@ def test_a_killed_daemon_sends_the_same_bytes(
     ann.made.link.tasks.clear()
     ann.killed()
     upload = ann.work(round_.task(step, base), base)
+    assert upload is not None
     assert upload == killed[0]
+    return upload
+
+
+@pytest.mark.parametrize("table", [SECURE, SHARED], ids=["no noise", "noise"])
+@pytest.mark.parametrize("step", [TaskKind.FIT, *steps_of(SumContext("r", 1, 1, SumOf.UPDATE, "", ""))])  # type: ignore[arg-type]
+def test_a_killed_daemon_sends_the_same_bytes(
+    tmp_path: Path, step: TaskKind, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round_ = Round(tmp_path, table=table).until(TaskKind.SHARE if step is TaskKind.FIT else step)
+    base = codec.encode(BASE) if step is TaskKind.FIT else round_.server.blob(step, "ann")
+    upload = again_after_a_kill(round_, step, base, monkeypatch)
     if step is TaskKind.FIT:
         assert upload == round_.server.uploads[step]["ann"]
     else:
@@ -267,9 +269,6 @@ def test_what_is_refused_is_audited_by_name_and_declined(tmp_path: Path) -> None
     assert ann.work(round_.task(TaskKind.SHARE, blob), blob) is None
     assert "secure-aggregation.not-in-roster" in ann.refused[-1]
     assert ann.made.declined()[-1] == ("share-1", FailureReason.POLICY)
-    other = codec.encode({**BASE, Part.HEAD: {name: array * 2 for name, array in BASE[Part.HEAD].items()}})
-    assert ann.work(round_.task(TaskKind.FIT, other, "another"), other) is None
-    assert "secure-aggregation.other-base" in ann.refused[-1]
 
 
 OTHER = codec.encode({**BASE, Part.HEAD: {name: array * 2 for name, array in BASE[Part.HEAD].items()}})
@@ -279,7 +278,8 @@ def test_what_is_aggregated_is_the_update_of_the_model_that_all_were_sent(tmp_pa
     """Else a server could have all others train from a model that teaches them nothing: the sum would be one update."""
     round_ = Round(tmp_path)
     ann, aggregated = round_.daemons["ann"], expected(round_)
-    ann.work(round_.task(TaskKind.FIT, OTHER, "another"), OTHER)
+    assert ann.work(round_.task(TaskKind.FIT, OTHER, "another"), OTHER) is None
+    assert "secure-aggregation.other-base" in ann.refused[-1]
     round_.until(None)
     assert round_.server.total().tolist() == aggregated.tolist()
 
@@ -424,9 +424,7 @@ def test_another_group_is_refused_by_a_daemon_that_was_killed_and_a_small_one_by
 
 
 @pytest.mark.parametrize(("asked", "declined"), [(1, False), (3, False), (4, True)])
-def test_a_run_of_smaller_groups_than_the_policy_asks_for_is_declined(
-    tmp_path: Path, asked: int, declined: bool
-) -> None:
+def test_a_run_of_smaller_groups_than_the_policys_is_declined(tmp_path: Path, asked: int, declined: bool) -> None:
     daemon = Daemon(tmp_path, "ann")
     policy = daemon.agent._site.policy
     daemon.agent._site.policy = replace(policy, rules=policy.rules.model_copy(update={"sum_group": asked}))
@@ -437,7 +435,7 @@ def test_a_run_of_smaller_groups_than_the_policy_asks_for_is_declined(
     assert ("sum_group" in "".join(daemon.refused)) is declined
 
 
-def test_a_daemon_killed_after_its_numbers_were_taken_counts_them_in_its_own_memory(
+def test_a_daemon_killed_after_its_numbers_were_taken_counts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     round_ = Round(tmp_path).until(TaskKind.MASK)
@@ -463,9 +461,7 @@ def test_a_daemon_killed_after_its_numbers_were_taken_counts_them_in_its_own_mem
     assert ann.made.store.unsettled("run") == []
 
 
-def test_an_update_leaves_by_the_recipe_alone_that_it_was_trained_by(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_leaves_by_the_recipe_of_its_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits without noise, which its sum adds: by another recipe, offered while the daemon was down, too little."""
     daemon, base = Daemon(tmp_path, "ann", SHARED), codec.encode(BASE)
 

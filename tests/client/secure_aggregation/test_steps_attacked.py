@@ -71,17 +71,13 @@ def of_the_server(round_: Round, folder: Path, site: str) -> KeyAdvert:
     return advertised(SiteSecrets(bytes(32), round_.server.context, site), load_or_create_identity(folder), b"")
 
 
-def test_a_key_that_the_server_put_in_place_of_the_sites_own(
-    round_: Round, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_key_put_in_place_of_the_sites_own(round_: Round, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lie = with_keys(round_, of_the_server(round_, tmp_path / "mallory", "ann"))
     assert asked(round_, TaskKind.SHARE, lie, "lie") is None
     assert "(secure-aggregation.replaced-keys)" in shown(round_, capfd)
 
 
-def test_a_key_that_the_server_put_in_place_of_another_sites(
-    round_: Round, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_key_put_in_place_of_another_sites(round_: Round, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Of a site that ann knows; of one that it does not, the certificate speaks, or a person."""
     round_.until(None)
     again = Round(tmp_path, 2, round_.daemons)
@@ -115,9 +111,7 @@ def test_another_model_for_one_site(round_: Round, capfd: pytest.CaptureFixture[
     assert "(secure-aggregation.other-base)" in shown(round_, capfd)
 
 
-def test_one_site_begins_from_another_model_and_the_sum_comes_to_nothing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_one_site_begins_from_another_model_and_no_sum_comes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Its keys are signed for another sum than those of the others: each site refuses the roster."""
     daemons = {site: (Audited if site == "ann" else Daemon)(tmp_path, site) for site in SITES}
     honest = Round(tmp_path, daemons={site: daemon for site, daemon in daemons.items() if site != "ann"})
@@ -155,9 +149,7 @@ def test_models_alone_are_compared_between_sites(round_: Round, capfd: pytest.Ca
     assert (code, text) == (0, f"run 1 fit {'a' * 64}\n")
 
 
-def test_a_site_does_not_tell_by_declining_that_its_numbers_are_beyond_the_limit_of_a_sum(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_numbers_beyond_the_limit_of_a_sum_are_not_declined(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     far = {part: {name: array + 1e5 for name, array in tensors.items()} for part, tensors in BASE.items()}
     ann, base = Daemon(tmp_path, "ann"), codec.encode(far)
     at = Round.__new__(Round)

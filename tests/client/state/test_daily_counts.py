@@ -26,15 +26,12 @@ def started(folder: Path, task_id: str, kind: Counted = Counted.TASKS, most: int
     return DailyCounts(folder / FILE, lambda: now).begin(kind, task_id, most) is None
 
 
-def test_a_restart_is_no_new_day(tmp_path: Path) -> None:
-    assert [started(tmp_path, name) for name in ("one", "two", "three")] == [True, True, False]
+def test_a_restart_is_no_new_day_and_a_task_that_is_taken_up_again_counts_once(tmp_path: Path) -> None:
+    assert [started(tmp_path, name) for name in ("one", "two", "three", "two")] == [True, True, False, True]
     assert DailyCounts(tmp_path / FILE, lambda: NOON).begin(Counted.TASKS, "four", 2) == Exhausted(MIDNIGHT, False)
-
-
-def test_midnight_utc_is(tmp_path: Path) -> None:
-    assert started(tmp_path, "one", most=1)
-    assert not started(tmp_path, "two", most=1, now=MIDNIGHT - timedelta(seconds=1))
-    assert started(tmp_path, "two", most=1, now=MIDNIGHT)
+    assert not started(tmp_path, "five", now=MIDNIGHT - timedelta(seconds=1))
+    assert started(tmp_path, "five", now=MIDNIGHT)
+    assert MemoryStore().daily_counts is None  # a simulation counts nothing
 
 
 def test_fits_and_scorings_are_counted_apart(tmp_path: Path) -> None:
@@ -42,12 +39,6 @@ def test_fits_and_scorings_are_counted_apart(tmp_path: Path) -> None:
     assert started(tmp_path, "two", Counted.SCORINGS, most=1)
     assert not started(tmp_path, "three", Counted.SCORINGS, most=1)
     assert not started(tmp_path, "four", most=1)
-
-
-def test_a_task_that_a_restarted_daemon_takes_up_again_counts_once(tmp_path: Path) -> None:
-    assert started(tmp_path, "one", most=1)
-    assert started(tmp_path, "one", most=1)
-    assert not started(tmp_path, "two", most=1)
 
 
 def test_a_clock_that_is_set_back_by_a_day_gives_no_second_day(tmp_path: Path) -> None:
@@ -77,21 +68,11 @@ def test_days_that_are_over_are_forgotten_in_time(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / FILE).read_bytes())["others"]) == KEPT
 
 
-def test_a_count_of_before_other_days_were_kept_goes_on(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text('{"day": "2026-06-01", "started": {"tasks_per_day": 1}, "last": "one"}')
-    assert started(tmp_path, "two")
-    assert not started(tmp_path, "three")
-
-
 @pytest.mark.parametrize("text", ["", "{", '{"day": "2026-06-01", "started": {"tasks_per_day": "many"}}', "[]"])
 def test_a_count_that_cannot_be_read_begins_nothing(text: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(text)
     with pytest.raises(StateError):
         started(tmp_path, "one")
-
-
-def test_a_simulation_counts_nothing() -> None:
-    assert MemoryStore().daily_counts is None
 
 
 @pytest.mark.parametrize("key", ["tasks_per_day", "scorings_per_day"])

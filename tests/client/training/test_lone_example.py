@@ -36,9 +36,7 @@ def site(count: int) -> SiteData:
 
 
 @pytest.mark.parametrize(("options", "size", "expected"), MODELS.values(), ids=MODELS)
-def test_whether_a_model_trains_on_one_is_what_its_training_says(
-    options: dict[str, Any], size: int, expected: bool
-) -> None:
+def test_whether_a_model_trains_on_one_is_as_its_training(options: dict[str, Any], size: int, expected: bool) -> None:
     model = build(NamedOptions.model_validate({"name": "resnet18", **options}), Input(shape=(3, size, size)), 4).eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     drawn = torch.random.get_rng_state()
@@ -77,10 +75,8 @@ def sizes(count: int, batch: int, **options: Any) -> list[int]:
 )
 def test_a_last_batch_of_one_joins_the_one_before(count: int, batch: int, expected: list[int]) -> None:
     assert sizes(count, batch, stem="imagenet", norm="batch") == expected
-
-
-def test_of_a_model_that_trains_on_one_batches_stay_as_they_are() -> None:
-    assert sizes(33, 32, stem="small", norm="batch") == [32, 1]
+    left = [batch] * (count // batch) + [count % batch] * (count % batch > 0)
+    assert sizes(count, batch, stem="small", norm="batch") == left  # of a model that trains on one
 
 
 def test_a_joined_batch_has_the_images_of_both() -> None:
@@ -89,12 +85,6 @@ def test_a_joined_batch_has_the_images_of_both() -> None:
     one, other = data.batches(32, torch.Generator().manual_seed(0))
     assert torch.equal(images, torch.cat((one[0], other[0])))
     assert torch.equal(labels, torch.cat((one[1], other[1])))
-
-
-def test_a_site_trains_whatever_its_number_leaves_over() -> None:
-    short = Short(9, 9, batch_size=8)
-    train(short.local, short)
-    assert short.sizes == [9]
 
 
 # Parts of a batch, where memory is short
@@ -129,16 +119,16 @@ def test_parts_are_even_rather_than_of_one() -> None:
     assert short.sizes == [8, 4, 4, 3, 2]  # not 4 and 1
 
 
-@pytest.mark.parametrize(("count", "room"), [(8, 1), (5, 2)])
-def test_where_no_two_fit_the_reason_is_memory(count: int, room: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "room", "why", "reason"),
+    [
+        (8, 1, "no two examples fit", FailureReason.OUT_OF_MEMORY),
+        (5, 2, "no two examples fit", FailureReason.OUT_OF_MEMORY),
+        (1, 9, "more examples", FailureReason.REFUSED),
+    ],
+)
+def test_a_site_is_told_why_it_cannot_train(count: int, room: int, why: str, reason: FailureReason) -> None:
     short = Short(count, room, batch_size=8)
-    with pytest.raises(TaskFailedError, match="no two examples fit") as failed:
+    with pytest.raises(TaskFailedError, match=why) as failed:
         train(short.local, short)
-    assert failed.value.reason is FailureReason.OUT_OF_MEMORY
-
-
-def test_a_site_of_one_example_is_told_why_it_cannot_train() -> None:
-    short = Short(1, 9, batch_size=8)
-    with pytest.raises(TaskFailedError, match="more examples") as failed:
-        train(short.local, short)
-    assert failed.value.reason is FailureReason.REFUSED
+    assert failed.value.reason is reason

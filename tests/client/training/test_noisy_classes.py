@@ -44,17 +44,15 @@ def pixels(images: Tensor) -> Tensor:
 
 
 def test_without_noise_worth_the_name_they_are_the_true_means(local_of: LocalOf) -> None:
-    local = local_of([1.0, 2.0, 4.0, 6.0], [0, 0, 1, 1])
-    found = class_means(noisy(local), pixels)
+    found = class_means(noisy(local_of([1.0, 2.0, 4.0, 6.0], [0, 0, 1, 1])), pixels)
     assert found.keys() == {0, 1}  # no class 2
     assert [found[c].tolist() for c in (0, 1)] == [pytest.approx([1.5]), pytest.approx([5.0])]
     assert found[0].dtype == torch.float32
-
-
-def test_weights_count_as_in_a_weighted_mean(local_of: LocalOf) -> None:
-    local = local_of([1.0, 3.0], [0, 0])
-    found = class_means(noisy(local, min_noisy_count=0.1), pixels, lambda features, _: features.squeeze(1) / 4)
-    assert found[0].tolist() == pytest.approx([(1 * 0.25 + 3 * 0.75) / (0.25 + 0.75)])
+    few = noisy(local_of([1.0, 3.0], [0, 0]), min_noisy_count=0.1)
+    weighted = class_means(few, pixels, lambda features, _: features.squeeze(1) / 4)
+    assert weighted[0].tolist() == pytest.approx([(1 * 0.25 + 3 * 0.75) / (0.25 + 0.75)])
+    far = noisy(local_of([50.0], [0]), max_feature_norm=1.0, min_noisy_count=0.0)
+    assert class_means(far, pixels)[0].tolist() == pytest.approx([50.0], rel=1e-5)  # sum and count alike
 
 
 def test_a_patient_counts_once_however_many_images_it_has(local_of: LocalOf) -> None:
@@ -79,24 +77,18 @@ def test_one_patient_more_moves_the_matrix_by_1_at_most(local_of: LocalOf) -> No
     assert (matrices[1] - matrices[0]).norm().item() == pytest.approx(1.0)  # far above it, before it is clipped
 
 
-def test_features_beyond_the_bound_are_shorter_but_point_where_they_did(local_of: LocalOf) -> None:
-    local = local_of([50.0], [0])
-    found = class_means(noisy(local, max_feature_norm=1.0, min_noisy_count=0.0), pixels)
-    assert found[0].tolist() == pytest.approx([50.0], rel=1e-5)  # sum and count alike
-
-
-def test_noise_is_of_the_multiplier_on_every_number(local_of: LocalOf) -> None:
-    local = local_of([0.0], [0])
-    local = replace(local, classes=2000)
-    drawn = noisy_matrix(noisy(local, 3.0), torch.zeros(1, 10), local.data.train.labels)
-    assert drawn.shape == (2000, 10)
-    assert drawn.std().item() == pytest.approx(3.0, rel=4 / math.sqrt(2 * 20_000))
-
-
-def test_each_release_has_its_own_noise(local_of: LocalOf) -> None:
-    local = noisy(local_of([0.0], [0]), 1.0)
-    one, other = (noisy_matrix(local, torch.zeros(1, 4), local.data.train.labels) for _ in range(2))
+def test_noise_is_of_the_multiplier_on_every_number_and_of_each_release_its_own(local_of: LocalOf) -> None:
+    local = replace(local_of([0.0], [0]), classes=2000)
+    local, labels = noisy(local, 3.0), local.data.train.labels
+    one, other = (noisy_matrix(local, torch.zeros(1, 10), labels) for _ in range(2))
+    assert one.shape == (2000, 10)
+    assert one.std().item() == pytest.approx(3.0, rel=4 / math.sqrt(2 * 20_000))
     assert not (one == other).any()
+
+
+def test_features_that_are_no_numbers_count_as_nothing(local_of: LocalOf) -> None:
+    local = local_of([1.0, float("nan"), 3.0], [0, 0, 0])
+    assert class_means(noisy(local, min_noisy_count=0.1), pixels)[0].isfinite().all()
 
 
 def test_a_class_below_the_noisy_threshold_is_absent_and_no_true_count_says_more(local_of: LocalOf) -> None:
@@ -127,8 +119,3 @@ def test_what_has_no_noise_is_not_released(local_of: LocalOf) -> None:
         means_by_class(noisy(local), lambda x, _: (pixels(x), torch.ones(len(x))), 8)
     with pytest.raises(TaskFailedError):
         class_means(noisy(local, cost=DpCost(epochs=(1,))), pixels)
-
-
-def test_features_that_are_no_numbers_count_as_nothing(local_of: LocalOf) -> None:
-    local = local_of([1.0, float("nan"), 3.0], [0, 0, 0])
-    assert class_means(noisy(local, min_noisy_count=0.1), pixels)[0].isfinite().all()

@@ -53,7 +53,7 @@ def numbers(*tensors: Tensor) -> list[float]:
         ({"max_grad_norm": math.inf, "weight_decay": 0.0}, [0.8]),
     ],
 )
-def test_a_group_has_its_own_settings_and_the_plans_where_it_says_nothing(
+def test_a_group_has_its_own_settings_or_the_plans(
     settings: dict[str, Any], expected: list[float], local_of: LocalOf
 ) -> None:
     local = local_of([2.0], lr=0.1, weight_decay=0.5, max_grad_norm=1e6)
@@ -105,11 +105,7 @@ def test_a_tensor_is_trained_once(twice: str, local_of: LocalOf) -> None:
     groups: list[Any] = [body, body] if twice == "in one" else [body, ParameterGroup([body])]
     with pytest.raises(ValueError, match="expected each once"):
         train(local, product(*of_model(local)), groups)
-
-
-def test_what_needs_no_gradient_stays(local_of: LocalOf) -> None:
-    local = local_of([1.0], lr=0.1, weight_decay=0.5)
-    kept = torch.ones(())
+    kept = torch.ones(())  # what needs no gradient stays
     train(local, product(*of_model(local)), [*local.model.parameters(), ParameterGroup([kept])])
     assert kept.item() == 1.0
 
@@ -183,9 +179,7 @@ class Short:
     ("room", "first", "further"),
     [(7, [7, 7], [7, 7]), (4, [7, 4, 3], [7, 4, 3, 4, 3]), (2, [7, 2, 2, 2, 1], [7, 4] + 2 * [2, 2, 2, 1])],
 )
-def test_a_further_step_is_made_of_parts_where_memory_is_short(
-    room: int, first: list[int], further: list[int], local_of: LocalOf
-) -> None:
+def test_a_further_step_is_made_of_parts(room: int, first: list[int], further: list[int], local_of: LocalOf) -> None:
     plan = {"batch_size": 7, "epochs": 2, "lr": 0.1, "max_grad_norm": 0.5}
     found, times = [], 0
     for client_state in (7, room):

@@ -85,9 +85,7 @@ def test_deadlines_that_pass_together_double_it_once(pace: ChunkPace) -> None:
     assert deadline(pace) == 2 * CHUNK_S
 
 
-def test_a_chunk_that_arrives_slowly_leaves_the_pace_and_one_that_is_quick_ends_it(
-    pace: ChunkPace, pool: ThreadPoolExecutor
-) -> None:
+def test_a_slow_chunk_leaves_the_pace_and_a_quick_one_ends_it(pace: ChunkPace, pool: ThreadPoolExecutor) -> None:
     late(pace)
     pace.arrived(QUICK_S + 1)
     assert (room(pace, pool), deadline(pace)) == (1, 2 * CHUNK_S)
@@ -103,9 +101,7 @@ def test_a_connection_that_a_ping_may_have_broken_is_a_slow_one(pace: ChunkPace,
     assert (room(pace, pool), deadline(pace)) == (1, CHUNK_S)
 
 
-def test_whoever_waits_goes_on_when_a_chunk_fails_and_is_told_how_long_it_was(
-    pace: ChunkPace, pool: ThreadPoolExecutor
-) -> None:
+def test_whoever_waits_goes_on_when_a_chunk_fails(pace: ChunkPace, pool: ThreadPoolExecutor) -> None:
     asking, waited = threading.Event(), list[float]()
 
     def ask() -> None:
