@@ -25,8 +25,6 @@ ONE_PIXEL = Input(shape=(1, 1, 1), mean=(0.0,), std=(1.0,))
 
 @dataclass(frozen=True, eq=False)
 class InOrder(SiteData):
-    """Not shuffled."""
-
     def batches(
         self,
         size: int,

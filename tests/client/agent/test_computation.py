@@ -46,7 +46,6 @@ def parts(model: SplitModel) -> Payload:
 
 
 def trap(model: SplitModel, data: SiteData) -> Payload:
-    """The first layer measures brightness with thresholds between images: unit i is active for i images."""
     with torch.no_grad():
         images = torch.cat([images for images, _ in data.ordered(data.train, 64)]).flatten(1)
         bright = images.mean(1).sort(descending=True).values
@@ -214,15 +213,12 @@ def test_what_reads_a_rare_unit_and_was_not_received_stays(trapped: tuple[SiteDa
     assert (refused.value.rule, refused.value.tensor) == ("min_images_per_unit", "head/weight")
 
 
-def test_counts_do_not_depend_on_how_images_are_batched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_depend_neither_on_batches_nor_on_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     data, model = data_of(), made("fedavg-cnn")
     layers = unit_layers(model, data)
     at_once = active_images(model, data, layers)
     monkeypatch.setattr("protofed.client.agent.computation.BATCH", 3)
     assert all(np.array_equal(a, b) for a, b in zip(at_once, active_images(model, data, layers), strict=True))
-
-
-def test_a_copy_of_the_model_in_channels_last_has_the_same_layers() -> None:
     data, model = data_of(), made("resnet18")
     other = copy.deepcopy(model).to(memory_format=torch.channels_last)
     load(other.body, dump(model.body))
@@ -267,13 +263,10 @@ def withheld(left: Payload, learnt: Payload, as_in: Payload) -> list[bool]:
     return [bool((s == e).all() and (s != o).any()) for s, o, e in zip(sent, own, expected, strict=True)]
 
 
-def test_of_a_fit_that_says_nothing_they_leave_as_received() -> None:
+def test_of_a_fit_they_leave_as_in_the_model_that_it_begins_with() -> None:
     _, first = models()
     left, learnt = left_of(first, first, None)
     assert withheld(left, learnt, first) == [True] * 3 + [False] * 7
-
-
-def test_of_a_fit_that_begins_with_another_model_they_leave_as_in_that_one() -> None:
     received, first = models()
     left, learnt = left_of(received, first, FitStart(first))
     assert withheld(left, learnt, first) == [True] * 3 + [False] * 7

@@ -32,7 +32,6 @@ WITH, WITHOUT = {"ditto", "apfl", "fedphp"}, {"fedamp", "fedfomo", "apple", "cfl
 
 
 def with_local_test(recipe: Recipe) -> SiteData:
-    """The site's own test set is its training examples."""
     return replace(site_data(), local_test=site_data().train)
 
 
@@ -50,9 +49,13 @@ def site_of(method: str, allowed: frozenset[Exchange] = BOTH) -> AgentHarness:
     return AgentHarness(rules={**RULES, **lax}, recipe=recipe, load_data=with_local_test)
 
 
-def test_what_each_method_moves_between_single_sites() -> None:
+def test_what_each_method_moves_between_sites_and_whether_it_has_a_global_model() -> None:
     moving = {name: ways for name in METHODS if (ways := client_methods.build(name, {}).declares.exchanges)}
     assert moving == EXCHANGES
+    having = {name for name in METHODS if server_methods.get(name).global_model}
+    assert {name for name in METHODS if client_methods.build(name, {}).declares.global_model} == having
+    assert having >= WITH
+    assert not having & WITHOUT
 
 
 @pytest.mark.parametrize(("method", "way"), NEEDED)
@@ -83,10 +86,3 @@ def test_a_site_scores_the_global_model_if_there_is_one(method: str) -> None:
     site.score(1, base)
     work(site.agent(), 2)
     assert site.link.scores[0].keys() == {OWN, *([GLOBAL] if server.global_model else [])}
-
-
-def test_both_halves_say_which_methods_have_one() -> None:
-    having = {name for name in METHODS if server_methods.get(name).global_model}
-    assert {name for name in METHODS if client_methods.build(name, {}).declares.global_model} == having
-    assert having >= WITH
-    assert not having & WITHOUT

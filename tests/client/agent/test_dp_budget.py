@@ -46,7 +46,6 @@ def harness(tmp_path: Path) -> AgentHarness:
 
 @pytest.fixture
 def one_round(harness: AgentHarness) -> AgentHarness:
-    """A site whose budget is of one round."""
     harness.rules = budgeted(epsilon=epsilon(ROUND, DELTA) * 1.01)
     return harness
 

@@ -74,7 +74,6 @@ def running(opened: Opened, approvals: Approvals) -> tuple[AgentHarness, Agent]:
 
 @pytest.fixture
 def approved(running: tuple[AgentHarness, Agent], tmp_path: Path) -> AgentHarness:
-    """To be started again."""
     running[0].restart(tmp_path / "state")
     return running[0]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import structlog
 import torch
-from tests.support.scripted_server import RULES, RUN, AgentHarness, work
+from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, work
 
 from protofed.client.data.site_data import SiteData
 from protofed.client.site import check_model, read_recipe
@@ -110,14 +109,8 @@ def test_every_value_of_a_recipe_that_is_honest_passes() -> None:
     assert read_recipe(Assignment("run", Recipe.model_validate(RUN).wire())) == Recipe.model_validate(RUN)
     most = {**RUN, "rounds": MAX_ROUNDS, "plan": {"epochs": 100_000, "batch_size": 1_000_000}}
     assert read_recipe(Assignment("run", Recipe.model_validate(most).wire(), MAX_ROUNDS)).rounds == MAX_ROUNDS
-
-
-def test_a_key_of_a_newer_server_is_told_as_one() -> None:
-    with pytest.raises(ConfigError, match=r"'plan\.warm_up'"):
+    with pytest.raises(ConfigError, match=r"'plan\.warm_up'"):  # a key of a newer server is told as one
         read_recipe(Assignment("run", changed("plan.warm_up", 3)))
-
-
-def test_rounds_to_be_kept_have_a_bound() -> None:
     with pytest.raises(ConfigError, match="keep_rounds = 4294967295"):
         read_recipe(Assignment("run", Recipe.model_validate(RUN).wire(), 2**32 - 1))
 
@@ -163,7 +156,6 @@ def test_a_run_of_images_prepared_alike_is_taken(told: str, pinned: str | None) 
 
 @pytest.fixture
 def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module that says when it is imported."""
     (tmp_path / "trap_for_servers.py").write_text(
         "from pathlib import Path\n"
         f"Path({str(tmp_path / 'sprung')!r}).touch()\n"
@@ -240,12 +232,7 @@ def test_a_model_is_measured_without_a_random_number(name: str) -> None:
 )
 def test_a_task_that_is_not_of_the_run_is_declined_unfetched(kind: TaskKind, change: dict[str, Any]) -> None:
     harness = AgentHarness()
-    offer: dict[TaskKind, Callable[[], object]] = {
-        TaskKind.INITIALISE: lambda: harness.offer(TaskKind.INITIALISE, 0),
-        TaskKind.FIT: lambda: harness.fit(1),
-        TaskKind.SCORE: lambda: harness.score(1),
-    }
-    offer[kind]()
+    harness.offer(kind, 1, first_model())
     task = harness.link.tasks.pop()
     harness.link.tasks.append(replace(task, **change))
     work(harness.agent(), 1)

@@ -47,7 +47,6 @@ def value(metrics: ClientMetrics, name: str, **labels: str) -> float | None:
 
 
 def by_part(metrics: ClientMetrics, name: str) -> dict[str, float]:
-    """Those that are not 0."""
     found = {part: value(metrics, name, part=part) for part in [*PARTS, WHOLE]}
     return {part: count for part, count in found.items() if count}
 
@@ -68,7 +67,6 @@ def released(payload: dict[Part, Any]) -> Released:
 
 
 def gate_of(metrics: ClientMetrics, harness: AgentHarness) -> Agent:
-    """A daemon whose refusals are counted."""
     site = harness.agent()._site
     return Agent(
         site, harness.link, harness.now, harness.pauses.append, on_refusal=lambda _, why: metrics.count_refusal(why)

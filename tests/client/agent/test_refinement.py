@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, site_data, work
+from tests.support.training_doubles import Deadly, KilledError
 
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.policy.policy import Policy, PolicyRefusedError
@@ -35,7 +35,6 @@ CHANGES: dict[str, Any] = {"recipe": {**RUN, "method": METHOD}, "rules": OPEN, "
 
 
 def public(classes: int = 3) -> Examples:
-    """Two images of each class, that no site has."""
     draw = torch.Generator().manual_seed(11)
     return Examples(torch.rand(2 * classes, 1, 2, 2, generator=draw), torch.arange(2 * classes) % classes)
 
@@ -122,7 +121,7 @@ TRAINER = {"roles": frozenset({Role.TRAINER}), "load_data": lambda _: replace(si
         ({"recipe": {**RUN, "method": {"name": "fedavg"}}}, 1, FailureReason.REFUSED, 0),  # which refines nothing
         ({}, 0, FailureReason.REFUSED, 0),
         ({}, 4, FailureReason.REFUSED, 0),
-        ({"rules": {**OPEN, "exchange": ["share"]}}, 1, FailureReason.POLICY, 0),
+        ({"rules": {**OPEN, "exchange": ["share"]}}, 1, FailureReason.POLICY, 1),
         ({"rules": {**OPEN, "parts": ["body"]}}, 1, FailureReason.POLICY, 0),
         ({"rules": {**OPEN, "max_update_mb": 1e-6}}, 1, FailureReason.POLICY, 1),
     ],
@@ -161,25 +160,16 @@ def test_a_policy_for_secure_aggregation_lets_out_what_was_refined_on_public_ima
     assert policy.release_public(update).manifest.total_bytes > 0
 
 
-class KilledError(BaseException):
-    """Like a process's end: nothing of the client handles it."""
-
-
 @pytest.mark.parametrize("batch", [0, 3, 7, 10, 11])  # of three trainings of four batches each
 def test_a_daemon_that_dies_in_the_middle_goes_on_to_the_same_bytes(tmp_path: Path, batch: int) -> None:
     recipe = {**RUN, "method": METHOD, "plan": {**RUN["plan"], "checkpoint": True}}
     undisturbed = refined(harness(recipe=recipe))
     site = harness(recipe=recipe, store=DiskStore(tmp_path), checkpoints=partial(on_disk, tmp_path))
-    checks = count()
-
-    def dies() -> None:
-        if next(checks) == batch:
-            raise KilledError
-
-    site.now.check = dies  # type: ignore[method-assign]
+    site.now.check = dies = Deadly(batch)  # type: ignore[method-assign]
     site.offer(TaskKind.REFINE, 1, aggregate())
     with pytest.raises(KilledError):
         work(site.agent(), 1)
+    dies.at = None
     site.restart(tmp_path)
     assert same_tensors(refined(site), undisturbed)
-    assert next(checks) == batch + 1 + 12 - batch // 2 * 2  # epochs that were done are not done again
+    assert dies.made == batch + 12 - batch // 2 * 2  # epochs that were done are not done again

@@ -32,7 +32,6 @@ OWN = {site: {"personal.accuracy": 0.25 * number, "personal.pm_v": 0.5} for numb
 
 @pytest.fixture(autouse=True)
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What sites score; by the order in which they took it."""
     sites: list[str] = []
 
     def answers(self: Scorer, *_: object) -> Answers:
@@ -84,15 +83,12 @@ def test_the_server_gets_the_mean_and_no_score(tmp_path: Path) -> None:
         assert daemon.refused == []
 
 
-def test_a_site_whose_policy_names_none_takes_part_with_none_and_it_is_no_fault(tmp_path: Path) -> None:
+def test_a_site_whose_policy_names_none_takes_part_with_none_and_what_two_give_is_in_no_sum(tmp_path: Path) -> None:
     round_ = ScoreRound(tmp_path, {**EVERYBODY, "ann": NONE})
     assert round_.opened()["personal.accuracy"].sites == 3
     assert round_.daemons["ann"].refused == []
     assert round_.daemons["ann"].made.declined() == []
-
-
-def test_a_score_that_two_sites_give_is_in_no_sum(tmp_path: Path) -> None:
-    round_ = ScoreRound(tmp_path, {site: ALL if site in SITES[:2] else NONE for site in SITES})
+    round_ = ScoreRound(tmp_path / "1", {site: ALL if site in SITES[:2] else NONE for site in SITES})
     assert round_.opened() == {}
 
 

@@ -54,7 +54,6 @@ def hospital(tmp_path: Path, harness: AgentHarness) -> Hospital:
 
 
 def on_first_batch(act: Callable[[], None]) -> Callable[[SplitModel], SplitModel]:
-    """A model that calls `act` in its first batch."""
     left = [act]
 
     def wrap(model: SplitModel) -> SplitModel:

@@ -167,7 +167,6 @@ def test_of_class_models_the_sites_own_mixture_is_checked() -> None:
 
 
 def stacked(*models: Payload) -> dict[str, Array]:
-    """As part SITE_MODELS has them."""
     return {
         f"{part}.{name}": np.stack([model[part][name] for model in models])
         for part in (Part.BODY, Part.HEAD)
@@ -197,13 +196,18 @@ def test_models_of_other_sites_are_refused_where_the_policy_receives_none() -> N
     assert declined_by_policy(site, refused)
 
 
-def test_site_models_of_unequal_numbers_are_none() -> None:
+def test_models_of_unequal_numbers_and_control_variates_of_another_model_are_none() -> None:
     stacks = stacked(SEEDS_OWN, SEEDS_OWN)
     first = next(iter(stacks))
     with pytest.raises(CodecError):
         site_models({Part.SITE_MODELS: {**stacks, first: stacks[first][:1]}})
     assert len(site_models({Part.SITE_MODELS: {**stacks, "own": np.array(3.0)}})) == 2
     assert site_models(SEEDS_OWN) == []
+    base = corrected(1.0)
+    path = next(iter(base[Part.CONTROL]))
+    for wrong in ({f"{path}x": base[Part.CONTROL][path]}, {path: np.zeros((7, 7))}, {"prototypes.0": np.zeros(3)}):
+        with pytest.raises(CodecError, match="control variate"):
+            led_by_controls({**base, Part.CONTROL: wrong}, 0.1)
 
 
 def corrected(share: float, model: Payload = SEEDS_OWN, steps: float = 2 * 3) -> Payload:
@@ -262,14 +266,6 @@ def test_control_variates_are_measured_by_the_rounds_learning_rate_and_momentum(
     work(site.agent(), 3)
     assert [task.round for task, _ in site.link.pushed] == [1, 2]
     assert declined_by_policy(site, far)
-
-
-def test_control_variates_of_another_model_are_none() -> None:
-    base = corrected(1.0)
-    path = next(iter(base[Part.CONTROL]))
-    for wrong in ({f"{path}x": base[Part.CONTROL][path]}, {path: np.zeros((7, 7))}, {"prototypes.0": np.zeros(3)}):
-        with pytest.raises(CodecError, match="control variate"):
-            led_by_controls({**base, Part.CONTROL: wrong}, 0.1)
 
 
 def test_an_evaluator_fits_nothing_that_could_be_led() -> None:

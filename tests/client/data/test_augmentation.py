@@ -79,20 +79,17 @@ def test_rotate_is_torchvisions(degrees: float, dtype: torch.dtype) -> None:
     assert (degrees == 0.0) == bool((made > 0).all())
 
 
-def test_every_image_has_its_own_turn() -> None:
+def test_crop_flip_rotate_turns_each_image_by_its_own_after_the_crop() -> None:
     images = torch.randint(1, 256, (2, 1, 9, 9), generator=rng())
     made = rotate(images, torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64))
     assert torch.equal(made, torch.stack((images[0], images[1].rot90(1, (1, 2)))))  # counter-clockwise
-
-
-def test_crop_flip_rotate_turns_what_was_cropped() -> None:
     images, moves = some(20), draw_crop_flip_rotations(20, rng(3))
     made = crop_flip_rotate(images, moves)
     assert torch.equal(made, rotate(crop_flip(images, moves[:, :3].long()), moves[:, 3:]))
     assert not torch.equal(made, crop_flip(images, moves[:, :3].long()))
 
 
-def test_turns_are_up_to_15_degrees_to_either_side_and_drawn_after_the_crops() -> None:
+def test_turns_are_up_to_15_degrees_and_crops_of_every_offset() -> None:
     moves = draw_crop_flip_rotations(2000, rng())
     assert torch.equal(moves[:, :3].long(), draw_crop_flips(2000, rng()))
     angles = torch.atan2(moves[:, 4], moves[:, 3]).rad2deg()
@@ -100,6 +97,9 @@ def test_turns_are_up_to_15_degrees_to_either_side_and_drawn_after_the_crops() -
     assert -15 <= float(angles.min()) < -14.8
     assert 14.8 < float(angles.max()) <= 15
     assert abs(float(angles.mean())) < 1
+    moves = draw_crop_flips(2000, rng())
+    assert [sorted(set(column.tolist())) for column in moves.T] == [list(range(9)), list(range(9)), [0, 1]]
+    assert 900 < int(moves[:, 2].sum()) < 1100
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
@@ -110,9 +110,3 @@ def test_an_augmentation_moves_each_image_by_its_own_numbers(name: Augment) -> N
     assert whole.shape == images.shape
     one_by_one = [augmentation.move(images[n : n + 1], moves[n : n + 1]) for n in range(6)]
     assert torch.equal(whole, torch.cat(one_by_one))
-
-
-def test_crop_flip_draws_every_offset_and_both_sides() -> None:
-    moves = draw_crop_flips(2000, rng())
-    assert [sorted(set(column.tolist())) for column in moves.T] == [list(range(9)), list(range(9)), [0, 1]]
-    assert 900 < int(moves[:, 2].sum()) < 1100

@@ -54,12 +54,16 @@ def test_a_window_becomes_zero_to_one_by_hand_whatever_holds_the_values(tmp_path
     assert decode(long, input_((1, 1, 2), window=(1e5, 2e5)))[0, 0].tolist() == [0, 1]
 
 
-def test_a_window_is_for_eight_bits_too_and_for_every_channel(tmp_path: Path) -> None:
+def test_a_window_is_for_eight_bits_and_deep_grey_becomes_three_channels(tmp_path: Path) -> None:
     pixels = np.zeros((1, 1, 3), np.uint8)
     pixels[0, 0] = (0, 50, 150)
     made = decode(save(tmp_path / "a.png", pixels), input_((3, 1, 1), window=(100, 100)))
     assert made.dtype == np.float32
     np.testing.assert_allclose(made[:, 0, 0], [0, 0, 1])
+    made = decode(save(tmp_path / "a.png", np.full((4, 4), 13107, np.uint16)), input_((3, 4, 4), colours="convert"))
+    assert made.shape == (3, 4, 4)
+    assert made.dtype == np.float32
+    np.testing.assert_allclose(made, 0.2, atol=1e-7)
 
 
 def test_floating_point_files_hold_zero_to_one_or_need_a_window_and_signed_values_need_one(tmp_path: Path) -> None:
@@ -85,13 +89,6 @@ def test_colours_are_converted_only_where_the_run_says_so(tmp_path: Path) -> Non
     luma = decode(colour, input_((1, 4, 4), colours="convert"))[0]
     red, green, blue = ramp().astype(float).transpose(2, 0, 1)
     assert np.abs(luma - (0.299 * red + 0.587 * green + 0.114 * blue)).max() <= 0.51  # ITU-R 601, rounded
-
-
-def test_sixteen_bits_of_grey_become_three_channels(tmp_path: Path) -> None:
-    made = decode(save(tmp_path / "a.png", np.full((4, 4), 13107, np.uint16)), input_((3, 4, 4), colours="convert"))
-    assert made.shape == (3, 4, 4)
-    assert made.dtype == np.float32
-    np.testing.assert_allclose(made, 0.2, atol=1e-7)
 
 
 def palette(colours: list[tuple[int, int, int]]) -> Image.Image:
@@ -199,23 +196,17 @@ def test_crop_is_the_middle_of_the_whole_scaled_image(tmp_path: Path) -> None:
     made = decode(save(tmp_path / "a.png", pixels), input_((3, 24, 16), fit="crop"))
     whole = np.asarray(Image.fromarray(pixels).resize((59, 24), Image.Resampling.BILINEAR))
     assert np.abs(made.astype(int) - first(whole[:, 21:37])).max() <= 1
-
-
-def test_stretch_is_pillows_bilinear_resize(tmp_path: Path) -> None:
-    pixels = ramp(9, 13)
-    made = decode(save(tmp_path / "a.png", pixels), input_((3, 4, 6), fit="stretch"))
-    expected = Image.fromarray(pixels).resize((6, 4), Image.Resampling.BILINEAR)
-    assert np.array_equal(made, first(np.asarray(expected)))
-
-
-def test_crop_keeps_the_middle_of_the_longer_side(tmp_path: Path) -> None:
     pixels = np.zeros((4, 12), np.uint8)
     pixels[:, 4:8] = 200
     assert (decode(save(tmp_path / "a.png", pixels), input_((1, 4, 4), fit="crop")) == 200).all()
     assert (decode(save(tmp_path / "b.png", pixels.T), input_((1, 4, 4), fit="crop")) == 200).all()
 
 
-def test_pad_puts_the_whole_image_in_the_middle_of_black(tmp_path: Path) -> None:
+def test_stretch_is_pillows_resize_and_pad_puts_it_in_the_middle_of_black(tmp_path: Path) -> None:
+    pixels = ramp(9, 13)
+    made = decode(save(tmp_path / "a.png", pixels), input_((3, 4, 6), fit="stretch"))
+    expected = Image.fromarray(pixels).resize((6, 4), Image.Resampling.BILINEAR)
+    assert np.array_equal(made, first(np.asarray(expected)))
     made = decode(save(tmp_path / "a.png", np.full((4, 8, 3), 200, np.uint8)), input_((3, 4, 4), fit="pad"))
     assert made[0].tolist() == [[0] * 4, [200] * 4, [200] * 4, [0] * 4]
     tall = decode(save(tmp_path / "b.png", np.full((8, 2), 200, np.uint8)), input_((1, 4, 4), fit="pad"))

@@ -36,12 +36,15 @@ def pair(low: int, high: int, dtype: str = "uint16") -> NDArray[Any]:
     return np.array([[low, high]], dtype)
 
 
-def test_the_runs_window_is_in_rescaled_units(tmp_path: Path) -> None:
+def test_the_runs_window_is_in_rescaled_units_and_inverts_monochrome1(tmp_path: Path) -> None:
     stored = pair(1024, 1124)  # of a CT: 0 and 100 Hounsfield units
     path = made(tmp_path / "a", stored, RescaleSlope=1, RescaleIntercept=-1024, WindowCenter=0, WindowWidth=1)
     got = decode(path, input_((1, 1, 2), window=(50, 200)))  # -50..150
     assert got.dtype == np.float32
     np.testing.assert_allclose(got[0, 0], [0.25, 0.75])
+    path = made(tmp_path / "a", pair(0, 4095), 12, PhotometricInterpretation="MONOCHROME1")
+    assert decode(path, PAIR)[0, 0].tolist() == [1, 0]
+    assert decode(path, input_((1, 1, 2), window=(2047.5, 8190)))[0, 0].tolist() == pytest.approx([0.75, 0.25])
 
 
 @pytest.mark.parametrize(("dtype", "bits", "low", "high"), [("uint16", 12, 0, 4095), ("int16", 12, -2048, 2047)])
@@ -100,30 +103,6 @@ def test_the_files_own_table_comes_before_its_window(tmp_path: Path) -> None:
         tmp_path / "a", np.array([[10, 11, 12, 99]], np.uint16), VOILUTSequence=[table], WindowCenter=1, WindowWidth=1
     )
     np.testing.assert_allclose(decode(path, input_((1, 1, 4)))[0, 0], [0, 1, 1 / 3, 2 / 3], atol=1e-6)
-
-
-def test_monochrome1_is_inverted_with_any_window(tmp_path: Path) -> None:
-    path = made(tmp_path / "a", pair(0, 4095), 12, PhotometricInterpretation="MONOCHROME1")
-    assert decode(path, PAIR)[0, 0].tolist() == [1, 0]
-    assert decode(path, input_((1, 1, 2), window=(2047.5, 8190)))[0, 0].tolist() == pytest.approx([0.75, 0.25])
-
-
-def test_colours_of_eight_bits_stay_so(tmp_path: Path) -> None:
-    pixels = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
-    got = decode(made(tmp_path / "a", pixels, 8), input_((3, 2, 2)))
-    assert got.dtype == np.uint8
-    assert np.array_equal(got, pixels.transpose(2, 0, 1))
-    with pytest.raises(UnreadableImageError, match="RGB with 16 bits a colour"):
-        decode(made(tmp_path / "b", pixels.astype(np.uint16)), input_((3, 2, 2)))
-
-
-def test_a_palette_becomes_its_colours(tmp_path: Path) -> None:
-    tables: dict[str, Any] = {"PhotometricInterpretation": "PALETTE COLOR"}
-    for colour, value in (("Red", 250), ("Green", 90), ("Blue", 9)):
-        tables[f"{colour}PaletteColorLookupTableDescriptor"] = [2, 0, 16]
-        tables[f"{colour}PaletteColorLookupTableData"] = np.array([0, value << 8], "<u2").tobytes()
-    got = decode(made(tmp_path / "a", pair(0, 1, "uint8"), 8, **tables), input_((3, 1, 2)))
-    assert got[:, 0].T.tolist() == [[0, 0, 0], [250, 90, 9]]
 
 
 @pytest.mark.parametrize(

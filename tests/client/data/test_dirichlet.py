@@ -42,13 +42,10 @@ def test_dirichlet_gives_every_site_its_minimum(beta: float, seed: int) -> None:
     assert min(len(classes) for classes in held_classes(labels, cut)) >= 3
 
 
-def test_pfllib_dirichlet_deals_as_the_released_code() -> None:
+def test_pfllib_dirichlet_deals_as_the_released_code_in_its_order() -> None:
     golden = np.load(GOLDEN / "pfllib_partition.npz")
     cut = pfllib_dirichlet(golden["labels"], int(golden["num_clients"]), 0.1, rng(int(golden["np_seed"])))
     assert np.array_equal(owners(cut, 3000), golden["owner_dir_alpha01"])
-
-
-def test_pfllib_sites_are_in_the_order_dealt_and_niid_benchs_are_sorted() -> None:
     labels = balanced(4, 50)
     dealt = pfllib_dirichlet(labels, 3, 0.5, rng(), min_examples=10)
     assert all(np.array_equal(labels[site], np.sort(labels[site])) for site in dealt)  # class after class

@@ -71,16 +71,13 @@ def test_what_is_no_image_is_refused_with_a_reason(content: bytes, said: str, tm
     assert str(tmp_path) not in str(caught.value)
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_file_and_a_huge_one_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnreadableImageError, match="no such file"):
         decode(tmp_path / "none.png", RGB)
     os.mkfifo(tmp_path / "pipe.png")
     for name in ("pipe.png", ""):
         with pytest.raises(UnreadableImageError, match="no regular file"):
             decode(tmp_path / name, RGB)
-
-
-def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "MAX_FILE_BYTES", 10)
     with pytest.raises(UnreadableImageError, match="larger than"):
         decode(save(tmp_path / "a.png"), RGB)

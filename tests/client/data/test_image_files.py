@@ -110,21 +110,18 @@ def test_where_a_folder_may_be_a_split_or_a_class_it_is_said_what_to_rename(tmp_
         folder(tmp_path / "twice")
 
 
-def test_splits_in_the_folders_of_classes_are_refused(tmp_path: Path) -> None:
+def test_splits_in_the_folders_of_classes_and_folders_named_like_splits_are_refused(tmp_path: Path) -> None:
     for name in ("nv/train/a.png", "nv/test/b.png", "mel/train/a.png", "mel/test/b.png"):
-        save(tmp_path / name)
+        save(tmp_path / "in" / name)
     with pytest.raises(DataError, match="splits in the folders of classes; expected train and test above"):
-        folder(tmp_path)
-    (tmp_path / "nv" / "test").rename(tmp_path / "nv" / "patient 7")
-    (tmp_path / "mel" / "test").rename(tmp_path / "mel" / "patient 8")
-    assert len(folder(tmp_path).items) == 4
-
-
-def test_folders_named_like_splits_are_told_how_to_be_some(tmp_path: Path) -> None:
+        folder(tmp_path / "in")
+    for number, name in enumerate(RUN):
+        (tmp_path / "in" / name / "test").rename(tmp_path / "in" / name / f"patient {number}")
+    assert len(folder(tmp_path / "in").items) == 4
     for name in ("Train_images", "test_images"):
-        classes(tmp_path / name, {"nv": 1})
+        classes(tmp_path / "like" / name, {"nv": 1})
     with pytest.raises(DataError, match="if 'Train_images', 'test_images' are splits"):
-        folder(tmp_path).check()
+        folder(tmp_path / "like").check()
 
 
 def test_the_first_folders_are_sites_where_the_sites_are_a_column(tmp_path: Path) -> None:
@@ -147,10 +144,20 @@ def test_the_first_folders_are_sites_where_the_sites_are_a_column(tmp_path: Path
         folder(tmp_path, partition={"kind": "column"})
 
 
-def test_labels_and_groups_are_found_however_their_letters_are_composed(tmp_path: Path) -> None:
+def test_labels_and_groups_are_found_in_any_composition_and_groups_cross_no_split(tmp_path: Path) -> None:
     save(tmp_path / unicodedata.normalize("NFD", "Mélanome") / f"{unicodedata.normalize('NFD', 'Zoë')}_1.png")
     (item,) = folder(tmp_path, label_map={"Mélanome": "mel"}, group_pattern="/(Zoë)_").items
     assert (item.index, item.group) == (0, "Zoë")
+    for name in ("train/nv/P1_a", "test/nv/P1_b", "val/nv/P2_a", "train/nv/P2_b", "test/nv/P3_a"):
+        save(tmp_path / "1" / f"{name}.png")
+    found = folder(tmp_path / "1", group_pattern=r"(P\d)")
+    assert [item.name for item in found.crossing] == ["test/nv/P1_b.png", "train/nv/P1_a.png"]
+    with pytest.raises(DataError, match="1 groups are in both train and test; expected") as caught:
+        found.check()
+    assert "P1" not in str(caught.value)
+    assert not folder(
+        tmp_path / "1", group_pattern=r"(P\d)", merge_test_into_train=True, local_test_fraction=0.5
+    ).crossing
 
 
 def test_what_lies_in_no_class_is_astray_and_what_is_unknown_an_item(tmp_path: Path) -> None:
@@ -198,6 +205,9 @@ def test_a_root_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest
             scan(settings(source, tmp_path).model_copy(update={"root": None}), RUN, 2)
     with pytest.raises(DataError, match=r"cannot read .*No such file"):
         scan(settings("manifest", tmp_path / "no.csv"), RUN, 2)
+    for class_names in ((), ("mel",)):
+        with pytest.raises(DataError, match="no `class_names`"):
+            scan(settings("folder", tmp_path), class_names, 2)
 
 
 def test_a_folder_nobody_may_read_is_named_by_its_root_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,12 +223,6 @@ def test_a_folder_nobody_may_read_is_named_by_its_root_only(tmp_path: Path, monk
     assert "Doe" not in str(caught.value)
 
 
-def test_names_need_a_run_that_names_its_classes(tmp_path: Path) -> None:
-    for class_names in ((), ("mel",)):
-        with pytest.raises(DataError, match="no `class_names`"):
-            scan(settings("folder", tmp_path), class_names, 2)
-
-
 def test_own_labels_come_to_the_runs_by_the_map_or_by_their_name(tmp_path: Path) -> None:
     classes(tmp_path, {MELANOMA: 1, "nv": 1, "unsure": 2})
     found = folder(tmp_path, label_map=OWN, ignore_labels=["unsure"])
@@ -232,19 +236,18 @@ def test_own_labels_come_to_the_runs_by_the_map_or_by_their_name(tmp_path: Path)
     assert [item.index for item in renamed.items] == [1, 0]  # what the map says comes before the name
 
 
-def test_labels_that_mean_nothing_are_refused_by_name_with_the_nearest(tmp_path: Path) -> None:
+def test_labels_that_mean_nothing_are_refused_by_name_with_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     classes(tmp_path, {"MEL": 2, "nevus": 1, "zzz": 1, "nv": 1})
     found = folder(tmp_path)
     assert found.unmapped == {"MEL": 2, "nevus": 1, "zzz": 1}
     with pytest.raises(DataError, match=r"'MEL'.*'mel'.*'nevus'.*'nv'.*'zzz'"):
         found.check()
-
-
-def test_a_column_of_something_else_is_not_listed_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labels, "MAX_NAMED", 2)
-    classes(tmp_path, {f"q{number}": 1 for number in range(5)})
-    with pytest.raises(DataError, match=r"'q0'.*'q1'"):
-        folder(tmp_path).check()
+    monkeypatch.setattr(labels, "MAX_NAMED", 2)  # a column of something else is not listed to its end
+    with pytest.raises(DataError, match=r"'MEL'.*'nevus'") as caught:
+        found.check()
+    assert "zzz" not in str(caught.value)
 
 
 def test_bytes_that_are_no_text_can_still_be_told(tmp_path: Path) -> None:
@@ -273,14 +276,3 @@ def test_groups_are_what_the_expression_finds_in_the_path(tmp_path: Path) -> Non
     assert [item.name for item in found.ungrouped] == ["nv/other.png"]
     with pytest.raises(DataError, match="does not match the paths of all images"):
         found.check()
-
-
-def test_a_group_in_train_and_test_is_refused_unless_they_are_merged(tmp_path: Path) -> None:
-    for name in ("train/nv/P1_a", "test/nv/P1_b", "val/nv/P2_a", "train/nv/P2_b", "test/nv/P3_a"):
-        save(tmp_path / f"{name}.png")
-    found = folder(tmp_path, group_pattern=r"(P\d)")
-    assert [item.name for item in found.crossing] == ["test/nv/P1_b.png", "train/nv/P1_a.png"]
-    with pytest.raises(DataError, match="1 groups are in both train and test; expected") as caught:
-        found.check()
-    assert "P1" not in str(caught.value)
-    assert not folder(tmp_path, group_pattern=r"(P\d)", merge_test_into_train=True, local_test_fraction=0.5).crossing

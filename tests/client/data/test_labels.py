@@ -24,7 +24,12 @@ def mapped(class_names: tuple[str, ...] = (), **more: Any) -> tuple[list[int], l
     return rows.tolist(), classes.tolist()
 
 
-def test_numbers_are_classes_unless_something_else_is_said() -> None:
+def test_a_map_is_the_right_way_round_and_numbers_are_classes() -> None:
+    run = ("mel", "nv")
+    with pytest.raises(DataError, match=r'wrong way round: .*write "Melanoma" = "mel"$'):
+        LabelMap.of(Data.model_validate({"source": "folder", "label_map": {"mel": "Melanoma", "nv": "Naevus"}}), run)
+    with pytest.raises(DataError, match=r"no class of the run: 'Melanoma'"):
+        LabelMap.of(Data.model_validate({"source": "folder", "label_map": {"M": "Melanoma", "nv": "Naevus"}}), run)
     assert mapped() == mapped(("a", "b", "c")) == ([0, 1, 2, 3], [0, 1, 2, 1])
     assert mapped(ignore_labels=["1"]) == mapped(("a", "b", "c"), ignore_labels=["1"]) == ([0, 2], [0, 2])
     assert mapped(label_map={"2": "0"}) == ([0, 1, 2, 3], [0, 1, 0, 1])
@@ -34,14 +39,6 @@ def test_numbers_are_classes_unless_something_else_is_said() -> None:
         mapped(("a", "b"), label_map={"0": "b"})
     with pytest.raises(DataError, match=r"data\.label_map.*class_names"):
         mapped(label_map={"0": "b"})
-
-
-def test_a_map_that_is_the_wrong_way_round_is_said_to_be() -> None:
-    run = ("mel", "nv")
-    with pytest.raises(DataError, match=r'wrong way round: .*write "Melanoma" = "mel"$'):
-        LabelMap.of(Data.model_validate({"source": "folder", "label_map": {"mel": "Melanoma", "nv": "Naevus"}}), run)
-    with pytest.raises(DataError, match=r"no class of the run: 'Melanoma'"):
-        LabelMap.of(Data.model_validate({"source": "folder", "label_map": {"M": "Melanoma", "nv": "Naevus"}}), run)
 
 
 def npz(path: Path, groups: dict[str, list[str]], counts: tuple[int, int] = (6, 4), **more: Any) -> Data:

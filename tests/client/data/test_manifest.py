@@ -149,18 +149,15 @@ def test_a_name_that_several_files_have_is_refused_by_its_row(tmp_path: Path) ->
         table(tmp_path, "path,label\n2,nv\n2.png,nv\n")
 
 
-def test_names_of_a_table_are_found_however_their_letters_are_composed(tmp_path: Path) -> None:
+def test_names_of_a_table_are_found_in_any_composition_and_no_site_without_its_column(tmp_path: Path) -> None:
     file = save(tmp_path / unicodedata.normalize("NFD", "Läsion") / unicodedata.normalize("NFD", "é.png"))
     assert [item.path for item in table(tmp_path, "path,label\nLäsion/é.png,nv\n").items] == [file]
+    with pytest.raises(DataError, match=r"one column 'site' in the heading; data\.site_column names another"):
+        table(tmp_path, "path,label\na,nv\n", partition={"kind": "column"})
+    assert table(tmp_path, "path,label,site\na,nv,\n").items[0].site is None, "the column is read with the partition"
 
 
 @pytest.mark.parametrize("head", [b"PK\x03\x04", b"\xd0\xcf\x11\xe0\xa1\xb1"])
 def test_a_workbook_is_refused_with_what_to_save_instead(head: bytes, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is a workbook, as Excel keeps it; save its sheet as 'CSV UTF-8'"):
         table(tmp_path, head + bytes(100))
-
-
-def test_without_its_column_of_sites_a_table_is_not_cut_by_it(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"one column 'site' in the heading; data\.site_column names another"):
-        table(tmp_path, "path,label\na,nv\n", partition={"kind": "column"})
-    assert table(tmp_path, "path,label,site\na,nv,\n").items[0].site is None, "the column is read with the partition"

@@ -134,16 +134,13 @@ def test_by_class_divides_each_class_among_the_sites_that_hold_it() -> None:
     assert not np.array_equal(parts[0], by_class(labels, cut, test_labels, rng(1))[0])
 
 
-def test_long_tail_has_the_papers_sizes() -> None:
+def test_long_tail_has_the_papers_sizes_and_never_more_than_there_is() -> None:
     golden = np.load(GOLDEN / "longtail_counts.npz")
     names = [name for name in golden if name.endswith("_counts")]
     assert len(names) == 15
     for name in names:
         classes, factor = name.removesuffix("_counts").removeprefix("K").split("_if")
         assert long_tail_sizes(int(golden[name][0]), int(classes), float(factor)) == golden[name].tolist(), name
-
-
-def test_long_tail_keeps_the_first_class_and_never_more_than_there_is() -> None:
     labels = np.array([0] * 100 + [1] * 100 + [2] * 4)  # wanted: 100, int(100 * 0.25 ** 0.5) = 50, 25
     kept = long_tail(labels, 0.25, rng())
     assert np.bincount(labels[kept]).tolist() == [100, 50, 4]
@@ -160,7 +157,6 @@ def labels_of(*counts: int) -> torch.Tensor:
 
 
 def drawn(labels: torch.Tensor, count: int, seed: int = 0) -> list[int]:
-    """How many of each class are in the sample."""
     return labels[stratified_sample(labels, count, seed)].bincount(minlength=int(labels.max()) + 1).tolist()
 
 

@@ -42,7 +42,6 @@ def nobody(labels, rng): return []
 
 @pytest.fixture(autouse=True)
 def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A module `outside_data`, all of which is allowed."""
     names = ["blank", "by_parity", "one_list", "raises", "twice", "beyond", "nobody"]
     monkeypatch.setattr(plugins, "_allowed", {f"outside_data:{name}" for name in names})
     (tmp_path / "outside_data.py").write_text(MODULE, encoding="utf-8")

@@ -56,7 +56,6 @@ def loaded(root: Path, **more: Any) -> SiteData:
 
 
 def rows(data: SiteData) -> set[tuple[bytes, int]]:
-    """The training images, as the model takes them to 4 digits, with their labels."""
     pixels = data.train.normalised(data.input).numpy().round(4)
     return {(image.tobytes(), label) for image, label in zip(pixels, data.train.labels.tolist(), strict=True)}
 
@@ -196,7 +195,7 @@ def test_a_row_of_an_npz_more_changes_itself(
     assert len(found[1] - found[0]) <= (label == 0)
 
 
-def test_a_number_that_the_label_map_does_not_name_is_left_out(tmp_path: Path) -> None:
+def test_a_number_that_no_map_names_is_left_out_and_another_label_moves_no_image(tmp_path: Path) -> None:
     data = npz(tmp_path / "a.npz", 40, groups=False, more=[(900, 5, "")])
     data = data.model_copy(update={"label_map": {"0": "mel", "1": "nv"}, "local_test_fraction": 0.25})
     with pytest.raises(LabelsError):
@@ -204,9 +203,6 @@ def test_a_number_that_the_label_map_does_not_name_is_left_out(tmp_path: Path) -
     with_it = load_site(data, 0, GREY, 2, NAMES, noisy=True)
     assert with_it.local_test is not None
     assert len(with_it.train) + len(with_it.local_test) == 40
-
-
-def test_another_label_moves_no_image(tmp_path: Path) -> None:
     sets = []
     for label in (0, 1):
         data = npz(tmp_path / "a.npz", 40, groups=False, more=[(900, label, "")])
@@ -215,7 +211,7 @@ def test_another_label_moves_no_image(tmp_path: Path) -> None:
     assert sets[0] == sets[1]
 
 
-def test_equal_images_are_on_one_side_and_draws_of_other_purposes_are_independent() -> None:
+def test_equal_images_are_on_one_side_and_groups_in_two_parts_are_not_named() -> None:
     images = np.stack([noise(seed % 500) for seed in range(1000)])
     units = units_of_images(images)
     local, test = (held_out(units, 0.5, 0, purpose) for purpose in ("local test", "test"))
@@ -223,6 +219,13 @@ def test_equal_images_are_on_one_side_and_draws_of_other_purposes_are_independen
     assert 180 < (local[:500] == test[:500]).sum() < 320
     assert held_out(units, 1.0, 0, "test").all()
     assert not (local == held_out(units, 0.5, 1, "local test")).all()
+    groups = np.array(["Doe", "Doe", "Roe", "Poe"])
+    check_apart(groups, [np.array([0, 1]), np.array([2]), np.array([3])], "the sites")
+    with pytest.raises(DataError, match="1 groups are in more than one of the sites") as caught:
+        check_apart(groups, [np.array([0, 2]), np.array([1, 3])], "the sites")
+    assert "oe" not in str(caught.value)
+    with_one_more = np.array([1000, 1001, 1000, np.nan])  # a row without a number moves no other group
+    assert units_of_groups(with_one_more)[:3].tolist() == units_of_groups(with_one_more[:3]).tolist()
 
 
 def test_few_images_are_no_reason_to_take_no_part(tmp_path: Path) -> None:
@@ -295,13 +298,3 @@ def test_sites_that_are_found_by_their_images_have_noise_bound_nothing(tmp_path:
     with pytest.raises(DataError, match=r"finds sites by their images.*this site's own folder"):
         load_site(data, 1, GREY, 2, NAMES, noisy=True)
     assert len(load_sites(data, GREY, 2, NAMES, noisy=True)) == 2, "a simulation hides nobody"
-
-
-def test_groups_in_two_parts_are_counted_and_not_named() -> None:
-    groups = np.array(["Doe", "Doe", "Roe", "Poe"])
-    check_apart(groups, [np.array([0, 1]), np.array([2]), np.array([3])], "the sites")
-    with pytest.raises(DataError, match="1 groups are in more than one of the sites") as caught:
-        check_apart(groups, [np.array([0, 2]), np.array([1, 3])], "the sites")
-    assert "oe" not in str(caught.value)
-    with_one_more = np.array([1000, 1001, 1000, np.nan])  # a row without a number moves no other group
-    assert units_of_groups(with_one_more)[:3].tolist() == units_of_groups(with_one_more[:3]).tolist()

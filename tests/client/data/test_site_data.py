@@ -138,15 +138,12 @@ def test_the_border_is_black_before_normalisation() -> None:
     assert 0.2 < float(is_black.float().mean()) < 0.9
 
 
-def test_ordered_is_every_example_in_its_own_order() -> None:
+def test_ordered_is_every_example_in_its_own_order_and_frequencies_are_shares() -> None:
     data = site()
     made = list(data.ordered(data.test, 3))
     assert [len(labels) for _, labels in made] == [3, 3, 1]
     assert torch.equal(torch.cat([images for images, _ in made]), data.test.normalised(RUN))
     assert torch.equal(torch.cat([labels for _, labels in made]), data.test.labels)
-
-
-def test_label_frequencies_are_shares_of_the_training_labels() -> None:
     train = Examples(torch.zeros(4, 3, 6, 5), torch.tensor([2, 0, 2, 2]))
     assert SiteData(train, some(3), RUN, 4).label_frequencies().tolist() == [0.25, 0.0, 0.75, 0.0]
 
@@ -169,16 +166,13 @@ def test_data_that_stays_on_the_host_is_moved_batch_by_batch(augment: Augment) -
     assert data.train.images.device == torch.device("cpu")
 
 
-def test_data_fit_a_gpu_up_to_a_quarter_of_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_fit_a_gpu_up_to_a_quarter_of_its_memory_with_their_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (400, 1000))
     assert [fits(size, torch.device("cuda")) for size in (100, 101)] == [True, False]
     data = site()
     placed = data.placed(torch.device("cuda"))  # it does not fit, and stays where it is
     assert placed.device.type == "cuda"
     assert (placed.train, placed.test) == (data.train, data.test)
-
-
-def test_memory_counts_the_normalised_copy_that_will_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = 10 * 3 * 6 * 5 + 10 * 8
     assert some(10).nbytes == raw + 4 * 900
     monkeypatch.setattr(site_data, "KEPT_BYTES", 4 * 900 - 1)
@@ -298,12 +292,15 @@ def test_contrast_is_how_far_two_images_typically_are_apart(scale: int) -> None:
     assert Examples(given, torch.zeros(5, dtype=torch.int64)).contrast() == pytest.approx(0.2)
 
 
-def test_images_that_are_alike_have_no_contrast_and_a_single_one_has_no_pair() -> None:
+def test_contrast_and_fingerprints() -> None:
     alike = Examples(torch.full((600, 1, 2, 2), 255, dtype=torch.uint8), torch.arange(600) % 3)
     assert alike.contrast() == 0.0
     assert alike.take(torch.tensor([0])).contrast() == math.inf
     mostly = Examples(torch.cat([alike.images, torch.zeros(200, 1, 2, 2, dtype=torch.uint8)]), torch.zeros(800).long())
     assert mostly.contrast() == 0.0
+    assert some(6).fingerprint() == some(6).fingerprint()
+    assert len({some(6).fingerprint(), some(6, seed=1).fingerprint(), of_patients().fingerprint()}) == 3
+    assert some(6).fingerprint() != some(5).fingerprint()
 
 
 def test_a_part_is_held_out_of_training_and_is_the_same_each_time() -> None:
@@ -344,12 +341,6 @@ def test_units_stay_with_their_examples() -> None:
     for units in (torch.zeros(5, dtype=torch.int64), torch.zeros(6)):
         with pytest.raises(DataError):
             Examples(some(6).images, some(6).labels, units)
-
-
-def test_a_fingerprint_is_of_images_labels_and_units() -> None:
-    assert some(6).fingerprint() == some(6).fingerprint()
-    assert len({some(6).fingerprint(), some(6, seed=1).fingerprint(), of_patients().fingerprint()}) == 3
-    assert some(6).fingerprint() != some(5).fingerprint()
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)

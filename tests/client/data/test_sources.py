@@ -61,7 +61,6 @@ def local_numbers(sites: list[SiteData]) -> list[list[int]]:
 
 
 def rows(images: torch.Tensor) -> list[bytes]:
-    """Something of each image that can be sorted and compared."""
     return [image.numpy().tobytes() for image in images]
 
 
@@ -106,13 +105,18 @@ def test_npz_is_read_channels_first(tmp_path: Path) -> None:
     assert load(grey, Input(shape=(1, 2, 2))).train.images.tolist() == [[[[0, 1], [2, 3]]], [[[4, 5], [6, 7]]]]
 
 
-def test_npz_without_a_test_set_holds_one_out_with_its_column(tmp_path: Path) -> None:
+def test_npz_without_a_test_set_holds_one_out_and_an_evaluator_needs_no_training_examples(tmp_path: Path) -> None:
     images, labels = half([0] * 20 + [1] * 12 + [2] * 3)
     arrays = {"train_images": images, "train_labels": labels, "train_site": np.arange(35)}
     source = load(write_npz(tmp_path, arrays, test_fraction=0.5), SMALL)
     assert source.test.labels.bincount(minlength=3).tolist() == [10, 6, 0]
     assert numbers(source.train.images) == np.asarray(source.site_column).tolist()
     assert numbers(source.test.images) == np.asarray(source.test_site_column).tolist()
+    images, labels = half([0, 1, 1])
+    data = write_npz(tmp_path, {"test_images": images, "test_labels": labels})
+    assert (len(load_test(data, SMALL, 2).train), len(load_test(data, SMALL, 2).test)) == (0, 3)
+    with pytest.raises(DataError, match="no training examples"):
+        load_sites(data, SMALL, 2)
 
 
 def test_a_column_makes_one_site_a_value_and_may_split_the_test_set_too(tmp_path: Path) -> None:
@@ -149,14 +153,6 @@ def test_a_column_follows_its_examples_through_a_long_tail(seed: int, tmp_path: 
     data = write_npz(tmp_path, two_sites(), partition={"kind": "column"}, long_tail=0.5, seed=seed)
     made = [numbers(site.train.images) for site in load_sites(data, SMALL, 2)]
     assert made in ([[1], [0, 2]], [[0, 2, 3]])  # one of the two examples of class 1 is left
-
-
-def test_an_evaluator_needs_no_training_examples(tmp_path: Path) -> None:
-    images, labels = half([0, 1, 1])
-    data = write_npz(tmp_path, {"test_images": images, "test_labels": labels})
-    assert (len(load_test(data, SMALL, 2).train), len(load_test(data, SMALL, 2).test)) == (0, 3)
-    with pytest.raises(DataError, match="no training examples"):
-        load_sites(data, SMALL, 2)
 
 
 def test_the_long_tail_leaves_the_test_set_alone() -> None:
@@ -257,16 +253,13 @@ def test_a_wrong_npz_says_what_was_expected(change: dict[str, Any], said: str, t
 PFLLIB = {"merge_test_into_train": True, "local_test_fraction": 0.25}
 
 
-def test_a_merged_source_has_all_examples_and_its_column(tmp_path: Path) -> None:
+def test_a_merged_source_has_all_examples_and_needs_both_columns(tmp_path: Path) -> None:
     source = load(write_npz(tmp_path, two_sites(test_site=np.array(["a", "c", "b"])), **PFLLIB), SMALL)
     assert (numbers(source.train.images), source.train.labels.tolist()) == ([*range(7)], [0, 1, 0, 1, 0, 1, 1])
     assert np.asarray(source.site_column).tolist() == ["b", "a", "b", "b", "a", "c", "b"]
     assert source.test.images.shape == (0, 3, 2, 2)
     digits = load(settings("digits", **PFLLIB), DIGITS)
     assert (len(digits.train), len(digits.test)) == (1797, 0)
-
-
-def test_a_merged_source_cut_by_column_needs_both_columns(tmp_path: Path) -> None:
     data = write_npz(tmp_path, two_sites(), partition={"kind": "column"}, **PFLLIB)
     with pytest.raises(DataError, match=r"train_site.*data\.merge_test_into_train.*test_site"):
         load_sites(data, SMALL, 2)
@@ -351,13 +344,10 @@ def test_by_class_divides_the_test_set_among_the_sites_that_hold_its_classes() -
     assert sorted(rows(torch.cat([test.images for test in local]))) == sorted(rows(sites[0].test.images))
 
 
-def test_a_test_share_of_a_source_with_a_test_set_is_refused(tmp_path: Path) -> None:
+def test_too_few_examples_or_a_test_share_beside_a_test_set_are_refused(tmp_path: Path) -> None:
     data = write_npz(tmp_path, two_sites(), test_fraction=0.2)
     with pytest.raises(DataError, match=r"data\.test_fraction"):
         load(data, SMALL)
-
-
-def test_too_few_examples_to_hold_any_out_are_refused(tmp_path: Path) -> None:
     images, labels = half([0] * 9 + [1])
     data = write_npz(tmp_path, {"train_images": images, "train_labels": labels})
     with pytest.raises(DataError, match="no test set can be held out"):
@@ -369,12 +359,18 @@ def test_too_few_examples_to_hold_any_out_are_refused(tmp_path: Path) -> None:
     assert len(load_test(data.model_copy(update={"test_fraction": 1.0}), SMALL, 2).test) == 10
 
 
-def test_a_site_that_can_spare_no_test_set_of_its_own_trains_without() -> None:
+def test_classes_that_a_test_set_lacks_are_named_and_a_site_that_can_spare_none_trains_without(tmp_path: Path) -> None:
     data = settings("digits", test_fraction=1.0, local_test_fraction=0.25)  # nine of each digit are left at most
     (site,) = load_sites(data, DIGITS, 10)
     assert site.local_test is None
     assert site.unscored(None) == sorted(set(site.train.labels.tolist()))
     assert site.unscored(site.test) == []
+    images, labels = half([0] * 20 + [2] * 9)
+    data = write_npz(tmp_path, {"train_images": images, "train_labels": labels})
+    (site,) = load_sites(data, SMALL, 4)
+    assert site.unscored(site.test) == [2]
+    evaluator = load_test(data, SMALL, 4)
+    assert evaluator.unscored(evaluator.test) == [1, 2, 3]
 
 
 def test_own_images_give_one_test_set_beside_a_local_fraction(tmp_path: Path) -> None:
@@ -390,15 +386,6 @@ def test_own_images_give_one_test_set_beside_a_local_fraction(tmp_path: Path) ->
     assert (len(two.train), len(two.test), len(two.local_test)) == (30, 18, 12)
     (public,) = load_sites(settings("digits", **fraction), DIGITS, 10)
     assert len(public.test) == 520
-
-
-def test_classes_that_a_test_set_lacks_are_named_of_those_that_the_site_has(tmp_path: Path) -> None:
-    images, labels = half([0] * 20 + [2] * 9)
-    data = write_npz(tmp_path, {"train_images": images, "train_labels": labels})
-    (site,) = load_sites(data, SMALL, 4)
-    assert site.unscored(site.test) == [2]
-    evaluator = load_test(data, SMALL, 4)
-    assert evaluator.unscored(evaluator.test) == [1, 2, 3]
 
 
 def unpack(verb: str, archive: str, target: Path) -> None:

@@ -64,16 +64,13 @@ def npz(folder: Path, train: int, test: int, columns: tuple[str, ...] = (), **mo
     return settings("npz", folder / "a.npz", **more)
 
 
-def test_a_source_with_a_test_set_keeps_groups_whole_and_leaves_the_test_set_out(tmp_path: Path) -> None:
+def test_a_source_with_a_test_set_keeps_groups_whole_and_sites_of_a_column_apart(tmp_path: Path) -> None:
     source = load(npz(tmp_path, 80, 8, ("group",), validation_fraction=0.25), RGB)
     assert source.group_column is not None
     assert source.test_group_column is not None
     assert (len(source.train), len(source.test)) == (60, 20)
     assert not set(source.group_column) & set(source.test_group_column)
     assert not [group for group in source.test_group_column if group.startswith("test")]
-
-
-def test_sites_of_a_column_are_tested_on_their_own_part_of_it(tmp_path: Path) -> None:
     data = npz(tmp_path, 80, 8, ("site",), validation_fraction=0.25, partition={"kind": "column"})
     sites = load_sites(data, RGB, 2)
     own = [len(site.local_test.images) for site in sites if site.local_test is not None]

@@ -25,6 +25,7 @@ GREY = Input(shape=(1, 8, 8))
 WIDE = Input(shape=(1, 28, 16))
 GREYS, COLOURS = ("mlp", "digits-cnn", "resnet18", "resnet50"), ("conv2cifar", "fedavg-cnn", "simple-cnn")
 ALL = dict.fromkeys(GREYS, GREY) | dict.fromkeys(COLOURS, COLOUR)
+assert set(architectures) == set(ALL)
 SMALLEST = {"mlp": 1, "digits-cnn": 4, "resnet18": 1, "resnet50": 1} | dict.fromkeys(COLOURS, 16)
 
 
@@ -34,10 +35,6 @@ def make(name: str, images: Input, classes: int = 10, **options: Any) -> SplitMo
 
 def count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
-
-
-def test_every_model_of_the_catalogue_is_tested_here() -> None:
-    assert set(architectures) == set(ALL)
 
 
 @pytest.mark.parametrize(

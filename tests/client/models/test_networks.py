@@ -54,12 +54,14 @@ def test_parameter_counts(name: str, images: Input, classes: int, options: dict[
     assert count(make(name, images, classes, **options)) == parameters
 
 
-def test_fedprocs_has_the_released_head_and_count() -> None:
+def test_fedprocs_has_the_released_head_and_only_the_larger_ones_a_bias() -> None:
     golden = np.load(GOLDEN)
     model = make("resnet50", COLOUR, 100, **FEDPROC)
     last = [model.get_parameter(f"{name}.weight") for name in ("body.fc.l1", "body.fc.l2", "head")]
     assert [str(tuple(weight.shape)) for weight in last] == golden["resnet50_head_shapes"].tolist()
     assert count(model) == golden["resnet50_total_K100"] == 28_246_948
+    assert [make(name, GREY).head.bias is None for name in ("resnet18", "resnet50")] == [True, False]
+    assert make("resnet50", GREY, bias=False).head.bias is None
 
 
 @pytest.mark.parametrize(("name", "theirs"), [("resnet18", resnet18), ("resnet50", resnet50)])
@@ -123,11 +125,6 @@ def test_projection_and_unit_length_come_last(unit: bool) -> None:
     body.fc = nn.Identity()
     z: Tensor = linear(relu(linear(body(x), l1.weight, l1.bias)), l2.weight, l2.bias)  # [B, 7]
     torch.testing.assert_close(got, normalize(z) if unit else z)
-
-
-def test_only_the_larger_ones_head_has_a_bias_unless_told() -> None:
-    assert [make(name, GREY).head.bias is None for name in ("resnet18", "resnet50")] == [True, False]
-    assert make("resnet50", GREY, bias=False).head.bias is None
 
 
 # The simple CNN of MOON and FedProc

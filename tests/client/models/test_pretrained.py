@@ -65,11 +65,18 @@ def another_body(recipe: Recipe) -> Tensors:
     return {name: 1.25 * array for name, array in first_model(recipe, frozenset())[Part.BODY].items()}
 
 
-def test_the_first_model_has_the_files_body_and_the_seeds_head(recipe: Make, kept: Kept) -> None:
+def test_the_first_model_has_the_files_body_and_a_recipe_names_its_digest(recipe: Make, kept: Kept) -> None:
     drawn, body = first_model(recipe(), frozenset()), another_body(recipe())
     made = first_model(recipe(kept(exported(body, weight=np.ones((10, 12))))), frozenset())
     assert same_tensors({Part.BODY: made[Part.BODY]}, {Part.BODY: body})
     assert same_tensors({Part.HEAD: made[Part.HEAD]}, {Part.HEAD: drawn[Part.HEAD]})  # the private heads' beginning
+    for name in ("../" + "0" * 61, "0" * 63, "A" * 64):
+        with pytest.raises(ValueError, match="pretrained_body"):
+            recipe(name)
+    sent = parse_json(recipe("0" * 64).wire(), Recipe, "the recipe")
+    assert sent.model.pretrained_body == "0" * 64
+    assert sent.model.options == {"hidden": [12]}
+    assert sent.fingerprint() != recipe().fingerprint()
 
 
 def test_a_simulation_and_a_server_begin_with_it(recipe: Make, kept: Kept, tmp_path: Path) -> None:
@@ -135,13 +142,3 @@ def test_a_site_without_the_file_is_told_what_to_do(recipe: Make, monkeypatch: p
     monkeypatch.delenv("PROTOFED_DATA")
     with pytest.raises(ConfigError, match="set PROTOFED_DATA to the folder that has it"), simulation(started):
         pass
-
-
-def test_a_recipe_names_a_digest_and_no_path_and_says_so_to_the_sites(recipe: Make) -> None:
-    for name in ("../" + "0" * 61, "0" * 63, "A" * 64):
-        with pytest.raises(ValueError, match="pretrained_body"):
-            recipe(name)
-    sent = parse_json(recipe("0" * 64).wire(), Recipe, "the recipe")
-    assert sent.model.pretrained_body == "0" * 64
-    assert sent.model.options == {"hidden": [12]}
-    assert sent.fingerprint() != recipe().fingerprint()

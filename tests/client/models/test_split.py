@@ -41,6 +41,20 @@ def test_logits_by_hand() -> None:
     np.testing.assert_allclose(logits, [[6.0, 8.0, 10 * (-0.36 + 0.64)], [0.0, -10.0, -8.0]], atol=1e-12)
 
 
+def test_a_zero_feature_gives_finite_gradients_and_one_step_moves_the_scale_and_never_the_prototypes() -> None:
+    features = torch.zeros(2, 2, dtype=torch.float64)
+    features[1] = 1.0
+    head = CosineHead(ROWS, 30.0, fixed=False)
+    logits = head(features.requires_grad_())
+    torch.autograd.backward(cross_entropy(logits, torch.tensor([0, 0])))
+    assert torch.equal(logits[0], torch.zeros(3, dtype=torch.float64))
+    assert features.grad is not None
+    assert torch.isfinite(features.grad).all()
+    torch.optim.SGD(head.parameters(), lr=0.1, weight_decay=0.1).step()
+    assert head.scale.item() != 30.0
+    np.testing.assert_array_equal(head.prototypes, ROWS)
+
+
 @pytest.mark.parametrize("scale", [1, 20, 30])
 def test_loss_and_gradients_of_the_released_head(scale: int) -> None:
     golden = np.load(GOLDEN / "fednh_head_loss.npz")
@@ -68,15 +82,6 @@ def test_names_what_is_trained_and_the_round_trip_through_the_codec(fixed: bool)
     np.testing.assert_array_equal(received.prototypes, ROWS)
 
 
-def test_one_step_moves_the_scale_and_never_the_prototypes() -> None:
-    head = CosineHead(ROWS, 2.0, fixed=False)
-    features = torch.ones(1, 2, dtype=torch.float64)
-    torch.autograd.backward(cross_entropy(head(features), torch.tensor([0])))
-    torch.optim.SGD(head.parameters(), lr=0.1, weight_decay=0.1).step()
-    assert head.scale.item() != 2.0
-    np.testing.assert_array_equal(head.prototypes, ROWS)
-
-
 def test_prototypes_are_a_copy_of_an_array_or_tensor() -> None:
     array = ROWS.astype(np.float32)
     read_only = array.copy()
@@ -91,16 +96,6 @@ def test_prototypes_are_a_copy_of_an_array_or_tensor() -> None:
     with torch.no_grad():
         CosineHead(ROWS, scale, fixed=False).scale.add_(1)
     assert scale.item() == 3.0
-
-
-def test_a_zero_feature_gives_zero_logits_and_finite_gradients() -> None:
-    features = torch.zeros(1, 2, dtype=torch.float64, requires_grad=True)
-    head = CosineHead(ROWS, 30.0, fixed=False)
-    logits = head(features)
-    torch.autograd.backward(cross_entropy(logits, torch.tensor([0])))
-    assert torch.equal(logits, torch.zeros(1, 3, dtype=torch.float64))
-    assert features.grad is not None
-    assert torch.isfinite(features.grad).all()
 
 
 @pytest.mark.parametrize(
@@ -182,18 +177,12 @@ def around(rows: Any, known: list[bool], by_own: bool = False) -> PrototypeHead:
 FEATURES = torch.tensor([[3.0, 4.0], [0.0, -2.0]], dtype=torch.float64)
 
 
-def test_distances_to_prototypes_by_hand() -> None:
+def test_distances_to_prototypes_by_hand_and_far_from_the_origin() -> None:
     logits = around([[0.0, 0.0], [3.0, 4.5], [9.0, 9.0]], [True, True, False])(FEATURES)
     np.testing.assert_allclose(logits, [[-5, -0.5, -np.inf], [-2, -np.hypot(3, 6.5), -np.inf]], atol=1e-12)
     assert logits.argmax(dim=1).tolist() == [1, 0]
-
-
-def test_a_class_without_a_prototype_is_never_predicted_though_the_feature_is_zero() -> None:
     head = around([[0.0, 0.0], [50.0, 50.0], [0.0, 0.0]], [False, True, False])
     assert head(torch.zeros(4, 2).double()).argmax(dim=1).tolist() == [1] * 4
-
-
-def test_near_neighbours_far_from_the_origin_are_told_apart() -> None:
     prototypes = [[1e4, 1e4], [1e4 + 0.01, 1e4], [0.0, 0.0]]
     head = PrototypeHead(nn.Linear(2, 3), 3)
     head.set_prototypes(torch.tensor(prototypes), torch.ones(3))
@@ -207,16 +196,12 @@ def test_the_own_head_predicts_when_told_and_while_there_are_no_prototypes(known
     np.testing.assert_allclose(logits.detach(), FEATURES.numpy() @ ROWS.T + 1, atol=1e-12)
 
 
-def test_what_is_trained_is_the_own_head() -> None:
-    head = around(ROWS, [True] * 3)
+def test_what_is_trained_is_the_own_head_with_which_prototypes_travel() -> None:
+    head = around(ROWS[::-1].copy(), [True, False, True])
     assert [name for name, _ in head.named_parameters()] == ["own.weight", "own.bias"]
     shapes = {name: tuple(t.shape) for name, t in head.state_dict().items()}
     assert shapes == {"own.weight": (3, 2), "own.bias": (3,), "prototypes": (3, 2), "known": (3,)}
     assert {t.dtype for t in head.state_dict().values()} == {torch.float64}
-
-
-def test_prototypes_travel_with_the_own_head() -> None:
-    head = around(ROWS[::-1].copy(), [True, False, True])
     other = PrototypeHead(linear_head(np.zeros((3, 2))), 3)
     load(other, decode(encode({Part.HEAD: dump(head)}))[Part.HEAD])
     np.testing.assert_array_equal(other(FEATURES), head(FEATURES))
@@ -297,7 +282,7 @@ def single(value: float) -> Payload:
     return {Part.BODY: body, Part.HEAD: {"scale": np.array(value, np.float32)}}
 
 
-def test_several_models_are_mixed_by_any_weights() -> None:
+def test_several_models_of_one_shape_are_mixed_by_any_weights() -> None:
     made = mixed([single(1.0), single(4.0)], [2.0, -0.25])
     assert made[Part.BODY]["w"].tolist() == [1.0, 1.0]
     assert made[Part.HEAD]["scale"].shape == ()
@@ -306,9 +291,6 @@ def test_several_models_are_mixed_by_any_weights() -> None:
     own = single(0.1)  # with all weight on one model it is that one
     made = mixed([own, single(1e30)], np.array([1.0, 0.0]))
     assert made[Part.BODY]["w"].tolist() == own[Part.BODY]["w"].tolist()
-
-
-def test_models_of_different_shapes_are_not_mixed() -> None:
     for wrong in ({"w": np.zeros(3, np.float32), "seen": np.array(1)}, {"seen": np.array(1)}):
         with pytest.raises(CodecError):
             mixed([single(1.0), {**single(1.0), Part.BODY: wrong}], [0.5, 0.5])
@@ -375,13 +357,10 @@ def test_tensors_take_the_arrays_in_place(stages: list[Tensor]) -> None:
     assert [stage.numel() for stage in stages[:2]] == [48 + 1 + 15 + 0 + 3, 1 + 3]
 
 
-def test_numbers_are_cast_as_pytorch_casts_them() -> None:
+def test_numbers_are_cast_as_pytorch_casts_them_and_nothing_is_nothing() -> None:
     target = torch.zeros(2, dtype=torch.bfloat16)
     to_tensors({"a": np.array([1.00390625, 3.0])}, {"a": target})
     assert target.tolist() == [1.0, 3.0]
-
-
-def test_nothing_is_nothing() -> None:
     assert to_arrays({}) == {}
     to_tensors({}, {})
 

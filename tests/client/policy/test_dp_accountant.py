@@ -70,14 +70,11 @@ def test_an_epsilon_without_meaning_is_infinite_and_large_losses_are_bounded_wit
     assert rounds_within([NoisySums(0.5, 0.3, 10_000)], round_events(PLAN, COST), 8.0, 1e-5) == 0  # it is spent
 
 
-def test_the_mechanisms_of_a_round_follow_from_plan_and_method() -> None:
+def test_the_mechanisms_of_a_round_follow_from_plan_and_method_and_are_merged() -> None:
     assert round_events(PLAN, COST) == (NoisySums(0.1, 1.5, 10), NoisySums(1.0, 10.0, 1))
     assert round_events(PLAN, DpCost((2, 3))) == (NoisySums(0.1, 1.5, 50),)
     with pytest.raises(ValueError, match="class_noise_multiplier"):
         round_events(PLAN.model_copy(update={"class_noise_multiplier": None}), COST)
-
-
-def test_equal_mechanisms_are_merged() -> None:
     assert merged([NoisySums(0.2, 1.0, 2), NoisySums(0.1, 1.0, 1), NoisySums(0.2, 1.0, 3), NoisySums(0.3, 1.0, 0)]) == (
         NoisySums(0.1, 1.0, 1),
         NoisySums(0.2, 1.0, 5),
@@ -92,7 +89,7 @@ def test_the_rounds_of_a_budget_fit_and_one_more_does_not(spent: tuple[NoisySums
     assert epsilon([*spent, *each * rounds], 1e-5) <= 8.0 < epsilon([*spent, *each * (rounds + 1)], 1e-5)
 
 
-def test_the_noise_for_a_budget_is_the_least_of_three_digits() -> None:
+def test_the_noise_for_a_budget_is_the_least_of_three_digits_or_none() -> None:
     noise = noise_for((), PLAN, COST, 100, 8.0, 1e-5)
     assert noise is not None
 
@@ -101,9 +98,6 @@ def test_the_noise_for_a_budget_is_the_least_of_three_digits() -> None:
         return epsilon(events * 100, 1e-5)
 
     assert cost(noise) <= 8.0 < cost(noise * 0.99)
-
-
-def test_no_noise_makes_up_for_class_sums_with_too_little() -> None:
     plan = PLAN.model_copy(update={"class_noise_multiplier": 1.0})
     assert noise_for((), plan, COST, 100, 8.0, 1e-5) is None
     assert noise_for([NoisySums(0.1, 0.3, 100)], plan, DpCost((1,)), 10, 8.0, 1e-5) is None

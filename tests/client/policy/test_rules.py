@@ -58,13 +58,16 @@ def test_a_window_holds_its_beginning_and_not_its_end(held: Window, now: str, ex
     assert is_open([held], at(now)) is expected
 
 
-def test_any_window_opens_none_is_always_and_a_closed_site_opens_at_the_next_one() -> None:
+def test_any_window_opens_and_reads_as_it_was_meant() -> None:
     assert is_open([], at("03 03:00"))
     assert is_open([WORK, WEEKEND], at("06 03:00"))
     assert not is_open([WORK, WEEKEND], at("03 03:00"))
     for now, expected in (("02 09:00", "05 08:00"), ("05 18:00", "08 08:00")):
         assert next_opening([WORK], at(now)) == at(expected)
         assert next_opening([WORK, NIGHT], at(now)) == min(at(expected), NIGHT.next_begin(at(now)))
+    assert str(NIGHT) == "fri 20:00 to 06:00"
+    assert str(ALWAYS) == "daily 12:00 to 12:00"
+    assert str(window("08:00", "09:00", "sun", "mon")) == "mon, sun 08:00 to 09:00"
 
 
 @pytest.mark.parametrize(
@@ -79,12 +82,6 @@ def test_any_window_opens_none_is_always_and_a_closed_site_opens_at_the_next_one
 def test_anything_else_is_no_window(table: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Window.model_validate(table)
-
-
-def test_it_reads_as_it_was_meant() -> None:
-    assert str(NIGHT) == "fri 20:00 to 06:00"
-    assert str(ALWAYS) == "daily 12:00 to 12:00"
-    assert str(window("08:00", "09:00", "sun", "mon")) == "mon, sun 08:00 to 09:00"
 
 
 # Every score says what it discloses, and those of a site's own data are told from an evaluator's

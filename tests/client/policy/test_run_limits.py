@@ -88,9 +88,11 @@ def test_a_run_passes_at_the_limit_and_is_refused_beyond_it(key: str, at: Any, b
     assert refused(recipe(), limits(**{key: beyond})) == f"limits.{key}"
 
 
-def test_without_limits_nothing_is_refused() -> None:
+def test_without_limits_nothing_is_refused_and_a_silent_policy_has_the_standard_ones() -> None:
     least = dataclasses.replace(FACTS, cohort=1, examples=1, contrast=0.0)
     admit(recipe(plan={"batch_size": 1_000_000, "lr": 1e5}), OPEN, least)
+    silent = PolicyRules(methods=frozenset({"fedavg"}), parts=frozenset({Part.BODY}))
+    assert silent.limits == Limits() == POLICIES["standard"].limits
 
 
 @pytest.mark.parametrize(
@@ -126,13 +128,10 @@ def test_numbers_of_a_method_are_bounded_with_their_inverse_and_at_any_depth(opt
     assert refused(asked, limits(max_method_number=999)) == "limits.max_method_number"
 
 
-def test_what_needs_the_data_waits_for_them_and_what_needs_the_server_for_its_word() -> None:
+def test_what_needs_the_data_waits_for_them_and_what_is_left_out_is_named() -> None:
     allowed = limits(steps=1000, min_step_sum=1000, min_cohort=1000, min_contrast=1)
     admit(recipe(), allowed, dataclasses.replace(FACTS, examples=None, contrast=None, cohort=None))
     assert refused(recipe(), allowed, dataclasses.replace(FACTS, contrast=None, cohort=None)) == "limits.steps"
-
-
-def test_what_is_left_out_for_want_of_facts_is_named() -> None:
     nothing_known = RunFacts(DIGEST, FACTS.sends)
     known, left = (
         {f"limits.{check.key}" for check in checks(recipe(), OPEN, facts)} for facts in (FACTS, nothing_known)
@@ -184,11 +183,6 @@ def test_steps_are_those_that_training_takes(drop_last: bool, examples: int, ste
 def test_limits_that_cannot_be_understood_are_no_limits(table: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Limits.model_validate(table)
-
-
-def test_a_policy_that_says_nothing_has_the_standard_limits() -> None:
-    silent = PolicyRules(methods=frozenset({"fedavg"}), parts=frozenset({Part.BODY}))
-    assert silent.limits == Limits() == POLICIES["standard"].limits
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))

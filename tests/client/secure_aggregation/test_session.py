@@ -68,7 +68,6 @@ class Sites:
         return found
 
     def group(self, site: SiteId) -> Group | None:
-        """The one that a site has pinned."""
         found = self.stores[site].group()
         return None if found is None else found.group
 
@@ -173,27 +172,21 @@ def other_roster(sites: Sites) -> bytes:
     return codec.encode(payload_of(RosterMessage(tuple(adverts.values()), sites.server.roster.groups)))
 
 
-def test_a_second_roster_is_refused(tmp_path: Path) -> None:
+def test_a_second_roster_or_one_without_the_site_its_keys_or_its_model_is_refused(tmp_path: Path) -> None:
     sites = Sites(tmp_path)
     second = other_roster(sites)
     sites.answer("ann", TaskKind.SHARE)
     before = sites.session("ann")
     assert refusal(lambda: sites.answer("ann", TaskKind.SHARE, second)) == "second-roster"
     assert sites.session("ann") == before
-
-
-def test_a_roster_without_the_site_or_with_other_keys_of_it_is_refused(tmp_path: Path) -> None:
-    sites = Sites(tmp_path)
+    sites = Sites(tmp_path / "1")
     others = tuple(advert for advert in sites.server.roster.adverts if advert.site != "ann")
     without = codec.encode(payload_of(RosterMessage(others, alone(SITES[1:]))))
     assert refusal(lambda: sites.answer("ann", TaskKind.SHARE, without)) == "not-in-roster"
     assert refusal(lambda: sites.answer("bob", TaskKind.SHARE, other_roster(sites))) == "replaced-keys"
     few = codec.encode(payload_of(RosterMessage(sites.server.roster.adverts[:2], alone(SITES[:2]))))
     assert refusal(lambda: sites.answer("ann", TaskKind.SHARE, few)) == "too-few-sites"
-
-
-def test_an_advert_for_another_model_is_refused(tmp_path: Path) -> None:
-    sites = Sites(tmp_path)
+    sites = Sites(tmp_path / "2")
     adverts = {advert.site: advert for advert in sites.server.roster.adverts}
     other = replace(CONTEXT, base=digest(b"another model"))
     adverts["bob"] = keys.advertised(keys.SiteSecrets(b"2" * 32, other, "bob"), identity_of("bob"), b"")
@@ -241,7 +234,7 @@ def test_numbers_without_a_site_whose_rows_were_counted_are_refused(tmp_path: Pa
     assert sites.session("ann") == session
 
 
-def test_other_shares_and_other_numbers_are_refused(tmp_path: Path) -> None:
+def test_other_shares_numbers_and_rows_are_refused(tmp_path: Path) -> None:
     sites = Sites(tmp_path, PLAIN).until(TaskKind.MASK)
     sites.answer("ann", TaskKind.MASK)
     session, blob = sites.session("ann"), sites.server.blob(TaskKind.MASK, "ann")
@@ -250,11 +243,7 @@ def test_other_shares_and_other_numbers_are_refused(tmp_path: Path) -> None:
     fewer = codec.encode(payload_of(SharesMessage({"bob": b"", "cleo": b""})))
     assert refusal(lambda: sites.answer("ann", TaskKind.MASK, fewer)) == "second-shares"
     assert refusal(lambda: sites.answer("bob", TaskKind.MASK, fewer)) == "bad-shares"
-
-
-def test_a_row_that_others_counted_on_is_not_taken_back(tmp_path: Path) -> None:
-    """Row 0 is held by three: without one of them it would be the sum of two."""
-    sites = Sites(tmp_path).until(TaskKind.MASK)
+    sites = Sites(tmp_path / "1").until(TaskKind.MASK)
     session, blob = sites.session("ann"), sites.server.blob(TaskKind.MASK, "ann")
     without = np.array([0, 0, 1], dtype=np.uint64)
     assert refusal(lambda: steps.open_flags(session, blob, without, 3)) == "other-numbers"
@@ -314,7 +303,7 @@ def test_both_sums_of_a_round_are_remembered_or_none(tmp_path: Path, monkeypatch
 BROKEN: Groups = (("ann", "bob", "cleo"), ("dan",))
 
 
-def test_survivors_that_split_a_group_are_signed_by_nobody_and_nothing_is_opened(tmp_path: Path) -> None:
+def test_survivors_and_shares_that_split_a_group_are_not_taken(tmp_path: Path) -> None:
     sites = Sites(tmp_path, PLAIN, BROKEN).until(TaskKind.AGREE)
     there = ("ann", "bob", "dan")  # t of them
     blob = codec.encode(payload_of(SurvivorsMessage(there, {})))
@@ -324,24 +313,18 @@ def test_survivors_that_split_a_group_are_signed_by_nobody_and_nothing_is_opened
         assert sites.session(site).survivors == {}
     sites.until(None)
     assert sites.server.total().tolist() == sum(sites.numbers.values(), np.zeros(9, np.uint64)).tolist()
-
-
-def test_shares_of_sites_that_split_a_group_are_not_taken(tmp_path: Path) -> None:
-    sites = Sites(tmp_path, PLAIN, BROKEN).until(TaskKind.MASK)
+    sites = Sites(tmp_path / "1", PLAIN, BROKEN).until(TaskKind.MASK)
     sealed = message_of(sites.server.blob(TaskKind.MASK, "ann"), SharesMessage)[0].sealed
     blob = codec.encode(payload_of(SharesMessage({site: sealed[site] for site in ("bob", "dan")})))
     assert refusal(lambda: sites.answer("ann", TaskKind.MASK, blob)) == "broken-group"
 
 
-def test_a_small_group_is_refused(tmp_path: Path) -> None:
+def test_groups_that_are_small_or_no_partition_are_refused(tmp_path: Path) -> None:
     sites = Sites(tmp_path, PLAIN, BROKEN, fewest=3)
     assert sites.answer("ann", TaskKind.SHARE)
     assert refusal(lambda: sites.answer("dan", TaskKind.SHARE)) == "small-group"
     assert sites.group("dan") is None
-
-
-def test_groups_that_are_no_partition_are_refused(tmp_path: Path) -> None:
-    sites = Sites(tmp_path, PLAIN)
+    sites = Sites(tmp_path / "1", PLAIN)
     for groups in ((SITES[:3],), (SITES[:3], SITES[2:]), ((*SITES, "eve"),), (("bob", "ann", "cleo", "dan"),)):
         blob = codec.encode(payload_of(RosterMessage(sites.server.roster.adverts, groups)))
         codes = (refusal(partial(share_or_refuse, sites, site, blob)) for site in SITES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.client.secure_aggregation.test_steps import BASE, OTHER, SITES, Daemon, Round
@@ -21,8 +22,6 @@ from protofed.common.storage.journal import Journal
 
 
 class Audited(Daemon):
-    """A daemon with an audit log, as `protofed client start` makes it."""
-
     def _start(self) -> Agent:
         agent = super()._start()
         if not hasattr(self, "audit"):
@@ -47,7 +46,6 @@ def round_(tmp_path: Path) -> Round:
 
 
 def shown(round_: Round, capfd: pytest.CaptureFixture[str]) -> str:
-    """What a person at ann's reads."""
     code, text, _ = called(capfd, "audit", "show", round_.daemons["ann"].folder)
     assert code == 0
     return " ".join(text.split())
@@ -66,7 +64,6 @@ def with_keys(round_: Round, *replaced: KeyAdvert) -> bytes:
 
 
 def of_the_server(round_: Round, folder: Path, site: str) -> KeyAdvert:
-    """Keys that the server has made in a site's name."""
     folder.mkdir()
     return advertised(SiteSecrets(bytes(32), round_.server.context, site), load_or_create_identity(folder), b"")
 
@@ -88,27 +85,31 @@ def test_a_key_put_in_place_of_another_sites(round_: Round, tmp_path: Path, capf
     assert "bob has another identity than when it was first met here" in text
 
 
-def test_a_second_list_of_who_takes_part(round_: Round, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    round_.until(TaskKind.MASK)
-    lie = codec.encode(payload_of(RosterMessage(round_.server.roster.adverts[:3], (SITES[:3],))))
-    assert asked(round_, TaskKind.SHARE, lie, "lie") is None
-    assert "(secure-aggregation.second-roster)" in shown(round_, capfd)
+FEWER = SurvivorsMessage(SITES[:3], {})
+SIGNED = SurvivorsMessage(SITES[:3], dict.fromkeys(SITES[:3], bytes(64)))
 
 
-@pytest.mark.parametrize("step", [TaskKind.AGREE, TaskKind.REVEAL])
-def test_two_sets_of_survivors(round_: Round, step: TaskKind, capfd: pytest.CaptureFixture[str]) -> None:
-    """Two sums that differ by one site would be its numbers. (Of whole groups: see test_session.)"""
-    round_.until(TaskKind.REVEAL)
-    signed = {} if step is TaskKind.AGREE else dict.fromkeys(SITES[:3], bytes(64))
-    lie = codec.encode(payload_of(SurvivorsMessage(SITES[:3], signed)))
-    assert asked(round_, step, lie, "lie") is None
-    assert "(secure-aggregation.broken-group)" in shown(round_, capfd)
-
-
-def test_another_model_for_one_site(round_: Round, capfd: pytest.CaptureFixture[str]) -> None:
-    round_.until(TaskKind.MASK)
-    assert asked(round_, TaskKind.FIT, OTHER, "lie") is None
-    assert "(secure-aggregation.other-base)" in shown(round_, capfd)
+@pytest.mark.parametrize(
+    ("before", "step", "lie", "code"),
+    [
+        (
+            TaskKind.MASK,
+            TaskKind.SHARE,
+            lambda r: RosterMessage(r.server.roster.adverts[:3], (SITES[:3],)),
+            "second-roster",
+        ),
+        # Two sums that differ by one site would be its numbers. (Of whole groups: see test_session.)
+        (TaskKind.REVEAL, TaskKind.AGREE, lambda _: FEWER, "broken-group"),
+        (TaskKind.REVEAL, TaskKind.REVEAL, lambda _: SIGNED, "broken-group"),
+        (TaskKind.MASK, TaskKind.FIT, lambda _: None, "other-base"),  # another model for one site
+    ],
+)
+def test_a_second_word_on_the_same_step(
+    before: TaskKind, step: TaskKind, lie: Any, code: str, round_: Round, capfd: pytest.CaptureFixture[str]
+) -> None:
+    message = lie(round_.until(before))
+    assert asked(round_, step, OTHER if message is None else codec.encode(payload_of(message)), "lie") is None
+    assert f"(secure-aggregation.{code})" in shown(round_, capfd)
 
 
 def test_one_site_begins_from_another_model_and_no_sum_comes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

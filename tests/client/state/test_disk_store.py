@@ -35,8 +35,6 @@ def task(round: int, task_id: str = "", run: str = "run") -> Task:
 
 
 def outcome(value: float, **update: Any) -> FitOutcome:
-    """A fit that gave `value` everywhere."""
-
     def payload(part: Part, shift: float) -> Payload:
         return {part: {"w": np.full((2, 2), value + shift), "seen": np.array(7)}}
 
@@ -51,14 +49,12 @@ def receipt(verdict: Verdict = Verdict.ACCEPTED) -> Receipt:
 
 
 def counted(store: Store, *rounds: int, run: str = "run") -> None:
-    """Rounds that went well; each gave its own number."""
     for number in rounds:
         store.stage(task(number, run=run), outcome(number))
         store.settle(task(number, run=run), receipt())
 
 
 def number(held: SiteState) -> float | None:
-    """What `counted` gave in the round that is held."""
     return None if held == SiteState() else float(held.client_state[Part.HEAD]["w"][0, 0]) - 0.5
 
 
@@ -139,15 +135,12 @@ def test_a_round_sees_nothing_of_its_own_or_a_later_number_and_replaces_what_it_
     assert store.newest_counted("run") == 3
 
 
-def test_runs_do_not_see_each_other(store: Store) -> None:
+def test_runs_do_not_see_each_other_and_a_method_without_memory_is_kept_too(store: Store) -> None:
     counted(store, 1)
     store.stage(task(2, run="other"), outcome(2))
     assert (store.last_counted("other", 9), task_ids(store)) == (SiteState(), [])
     store.settle(task(2, run="other"), receipt())
     assert (number(store.last_counted("other", 9)), number(store.last_counted("run", 9))) == (2, 1)
-
-
-def test_a_method_without_memory_and_tensors_is_kept_too(store: Store) -> None:
     store.stage(task(1), FitOutcome(Update("ann", {}), {}, outcome(1).personal))
     assert store.unsettled("run")[0][1].payload == {}
     store.settle(task(1), receipt())
@@ -197,13 +190,12 @@ def test_an_update_that_is_handed_in_late_takes_nothing_from_later_rounds(reopen
     assert [number(store.last_counted("run", before)) for before in (4, 3, 2)] == [3, 2, 1]
 
 
-def test_an_update_leaves_the_disk_once_it_is_settled(reopen: Open, tmp_path: Path) -> None:
+def test_an_update_leaves_the_disk_once_settled_and_what_is_fetched_outlives_the_daemon(
+    reopen: Open, tmp_path: Path
+) -> None:
     counted(reopen(), 1)
     left = {path.name for path in (tmp_path / "state" / "run" / "000001").iterdir()}
     assert left == {"client_state.safetensors", "personal.safetensors", "receipt.json", "task.json"}
-
-
-def test_what_is_fetched_outlives_the_daemon_and_is_no_run(reopen: Open, tmp_path: Path) -> None:
     store = reopen()
     store.downloads.begin(digest(b"base"), 4)
     store.downloads.write(digest(b"base"), 0, b"base", crc32c(b"base"))
@@ -314,8 +306,6 @@ def test_death_while_a_round_is_removed_leaves_no_half_of_it(
 
 
 def dies_after(first: str) -> Callable[..., None]:
-    """`shutil.rmtree` of a process that is killed when it has removed one file."""
-
     def removed(path: Path, **_: Any) -> None:
         if path.exists():
             (path / first).unlink(missing_ok=True)

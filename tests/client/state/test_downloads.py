@@ -46,7 +46,6 @@ class Peer:
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
-    """One thread: chunks come in order."""
     with ThreadPoolExecutor(1) as made:
         yield made
 
@@ -100,7 +99,6 @@ def test_a_blob_of_another_digest_is_fetched_three_times_and_not_kept(downloads:
 
 @pytest.fixture
 def restart(tmp_path: Path) -> Restart:
-    """Another daemon of the same site."""
     return lambda: DiskDownloads(tmp_path / "downloads")
 
 

@@ -32,7 +32,6 @@ def done(store: Store, round: int, task_id: str, verdict: Verdict = Verdict.ACCE
 
 
 def aside(folder: Path) -> list[str]:
-    """The rounds that lie aside."""
     return sorted(path.name for path in (folder / "run").glob("aside-*/*"))
 
 

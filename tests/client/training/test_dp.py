@@ -43,7 +43,7 @@ def test_numbers_are_standard_normal() -> None:
     assert abs((first * second).mean().item()) < 6 * STANDARD_ERROR
 
 
-def test_equal_paths_give_equal_numbers_in_any_shape_and_all_others_other_ones() -> None:
+def test_equal_paths_give_equal_numbers_and_no_two_fits_have_the_same_noise() -> None:
     assert torch.equal(normal(1, 2, "noise"), normal(1, 2, "noise"))
     others = [normal(1, 2, "units"), normal(2, 1, "noise"), normal("1", 2, "noise"), normal(12, "noise")]
     others.append(normal(1, 2, "noise", seed=b"another"))
@@ -52,20 +52,17 @@ def test_equal_paths_give_equal_numbers_in_any_shape_and_all_others_other_ones()
     shaped = DpNoise(b"seed").normal((3, 5), 1, device=CPU)
     assert torch.equal(shaped.flatten(), normal(1, count=15))
     assert DpNoise(b"s").normal((), 1, device=CPU).shape == ()
+    secret = bytes(range(32))
+    assert fit_seed(secret, "run", 1, "base") == fit_seed(secret, "run", 1, "base")
+    seeds = {fit_seed(secret, *some) for some in (("run", 1, "other"), ("run", 2, "base"), ("run1", "base"))}
+    seeds |= {fit_seed(bytes(32), "run", 1, "base"), fit_seed(secret, "run", 1, "base")}
+    assert len(seeds) == 5
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.3, 1.0])
 def test_each_unit_is_drawn_with_the_rate(rate: float) -> None:
     drawn = DpNoise(b"seed").chosen(COUNT, rate, 1, "units")
     assert abs(drawn.double().mean().item() - rate) <= 4 * STANDARD_ERROR * math.sqrt(rate * (1 - rate))
-
-
-def test_no_two_fits_have_the_same_noise() -> None:
-    secret = bytes(range(32))
-    assert fit_seed(secret, "run", 1, "base") == fit_seed(secret, "run", 1, "base")
-    others = {fit_seed(secret, *some) for some in (("run", 1, "other"), ("run", 2, "base"), ("run1", "base"))}
-    others |= {fit_seed(bytes(32), "run", 1, "base"), fit_seed(secret, "run", 1, "base")}
-    assert len(others) == 5
 
 
 def test_more_steps_or_class_releases_than_declared_fail_before_the_first_of_them() -> None:

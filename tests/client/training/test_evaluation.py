@@ -65,14 +65,12 @@ def given(logits: Tensor, labels: list[int]) -> Tally:
 
 
 def counted(correct: list[int], totals: list[int]) -> Tally:
-    """The answers with these counts by class; wrong ones name the next class."""
     rows = [(c if i < right else (c + 1) % len(totals), c) for c, right in enumerate(correct) for i in range(totals[c])]
     predictions, labels = torch.tensor(rows).T
     return answers(predictions, labels, len(totals))
 
 
 def drawn(examples: int, classes: int, seed: int = 0, scale: float = 2.0) -> tuple[Tensor, list[int]]:
-    """Logits that know a little about labels of unequal frequencies."""
     draw = torch.Generator().manual_seed(seed)
     labels = (torch.rand(examples, generator=draw).square() * classes).long()
     logits = torch.randn(examples, classes, generator=draw) + nn.functional.one_hot(labels, classes)
@@ -124,10 +122,11 @@ def test_scores_by_hand() -> None:
     assert scores(told) == pytest.approx({"accuracy": 4 / 10, "balanced_accuracy": (3 / 4 + 1 / 2 + 0) / 3, **recalls})
     personal = {"pm_v": 4 / 6, "pm_l": (0.25 * 3 + 0.75 * 1) / (0.25 * 4 + 0.75 * 2)}  # classes 0 and 1
     assert personal_scores(told, torch.tensor([0.25, 0.75, 0.0])) == pytest.approx(personal)
-
-
-def test_majority_is_the_accuracy_of_always_saying_the_most_common_class() -> None:
     assert majority(counted([0, 1, 0], [4, 2, 4])) == 4 / 10
+    assert prefixed("personal.local", {"accuracy": 0.5, "recall.3": 1.0}) == {
+        "personal.local.accuracy": 0.5,
+        "personal.local.recall.3": 1.0,
+    }
 
 
 def test_balanced_accuracy_is_scikit_learns() -> None:
@@ -160,16 +159,13 @@ def test_auroc_is_scikit_learns(classes: int) -> None:
         assert expected == pytest.approx(own, abs=1e-6)
 
 
-def test_auroc_ranks_the_classes_that_the_test_set_has_by_their_probability_among_all() -> None:
+def test_auroc_is_among_the_classes_that_the_test_set_has_and_half_of_a_tie() -> None:
     logits, labels = drawn(250, 7)
     kept = [i for i, label in enumerate(labels) if label not in (0, 3, 6)]
     logits, labels = logits[kept], [labels[i] for i in kept]
     truth, probabilities = np.array(labels), logits.softmax(1).numpy()
     expected = np.mean([roc_auc_score(truth == c, probabilities[:, c]) for c in (1, 2, 4, 5)])
     assert probabilistic_scores(given(logits, labels))["auroc"] == pytest.approx(expected, abs=1e-6)
-
-
-def test_auroc_by_hand_with_a_tie() -> None:
     logits = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.6, 0.4], [0.2, 0.8]]).log()
     found = probabilistic_scores(given(logits, [0, 0, 1, 1]))
     assert found["auroc"] == pytest.approx((1 + 1 + 1 + 0.5) / 4)  # pairs of one of each class; the tie is half right
@@ -185,20 +181,31 @@ def test_auroc_of_a_confident_model_is_of_its_log_odds(classes: int, scale: floa
     assert probabilistic_scores(given(scale * logits, labels))["auroc"] == pytest.approx(expected, abs=1e-6)
 
 
-def test_auroc_ranks_more_rows_than_are_in_float64_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auroc_of_more_rows_at_a_time_and_of_a_class_that_the_model_does_not_know(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     told = given(*drawn(250, 5))
     whole = probabilistic_scores(told)
     monkeypatch.setattr(evaluation, "ROWS", 7)
     assert probabilistic_scores(told) == whole
+    logits = torch.tensor([[2.0, 1.0, -math.inf], [1.0, 3.0, -math.inf], [1.0, 0.0, -math.inf]])
+    told = given(logits, [0, 1, 2])
+    found = scores(told) | probabilistic_scores(told)
+    assert found["recall.2"] == 0.0
+    assert found["auroc"] == pytest.approx((0.75 + 1 + 0.5) / 3)
 
 
 def test_calibration_error_by_hand() -> None:
     probabilities = torch.tensor([[0.95, 0.05], [0.97, 0.03], [0.62, 0.38], [0.41, 0.59]])
     found = probabilistic_scores(given(probabilities.log(), [0, 1, 0, 1]))
     assert found["ece"] == pytest.approx((abs(1 - 1.92) + abs(1 - 0.62) + abs(1 - 0.59)) / 4)  # bins 14, 9 and 8
+    logits = torch.tensor([[1000.0, 0.0], [math.log(19), 0.0]])  # 1 and 0.95: one right, one wrong
+    told = given(logits, [1, 0])
+    assert probabilistic_scores(told)["ece"] == pytest.approx(abs(1 - (1 + 0.95)) / 2)
+    assert {name.rpartition(".")[2] for name in reliability(told)} == {f"{BINS - 1}"}
 
 
-def test_calibration_error_is_that_of_15_bins() -> None:
+def test_calibration_error_is_that_of_15_bins_also_of_what_is_no_log_probability() -> None:
     logits, labels = drawn(256, 5)
     confidence, guess = logits.softmax(1).double().numpy().max(1), logits.argmax(1).numpy()
     bins = np.floor(confidence * BINS)
@@ -207,30 +214,12 @@ def test_calibration_error_is_that_of_15_bins() -> None:
     one_class = probabilistic_scores(given(logits[:5], [1] * 5))
     assert one_class.keys() == {"ece"}
     assert probabilistic_scores(given(logits, labels))["ece"] == pytest.approx(sum(gaps) / len(labels), abs=1e-12)
-
-
-def test_wholly_confident_answers_share_the_last_bin() -> None:
-    logits = torch.tensor([[1000.0, 0.0], [math.log(19), 0.0]])  # 1 and 0.95: one right, one wrong
-    told = given(logits, [1, 0])
-    assert probabilistic_scores(told)["ece"] == pytest.approx(abs(1 - (1 + 0.95)) / 2)
-    assert {name.rpartition(".")[2] for name in reliability(told)} == {f"{BINS - 1}"}
-
-
-def test_scores_take_what_is_no_log_probability() -> None:
     logits = -torch.tensor([[1.0, 4.0], [9.0, 1.0], [100.0, 400.0]])  # negative distances
     made = given(logits, [0, 1, 0])
     assert made.probabilities.sum(1).tolist() == pytest.approx([1.0] * 3)
     assert probabilistic_scores(made)["ece"] == pytest.approx(
         (2 - 1 / (1 + math.exp(-3)) - 1 / (1 + math.exp(-8))) / 3, abs=1e-6
     )
-
-
-def test_scores_of_a_class_that_the_model_does_not_know() -> None:
-    logits = torch.tensor([[2.0, 1.0, -math.inf], [1.0, 3.0, -math.inf], [1.0, 0.0, -math.inf]])
-    told = given(logits, [0, 1, 2])
-    found = scores(told) | probabilistic_scores(told)
-    assert found["recall.2"] == 0.0
-    assert found["auroc"] == pytest.approx((0.75 + 1 + 0.5) / 3)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -251,9 +240,13 @@ def test_groups_have_the_reference_sizes_and_classes() -> None:
         assert [c for group in groups.values() for c in group] == list(range(classes))
 
 
-def test_groups_follow_the_order_of_frequency() -> None:
+def test_groups_follow_the_order_of_frequency_and_their_mean_is_plain() -> None:
     assert groups_of(6, (5, 3, 1, 0, 2, 4)) == {"many": [5], "medium": [3, 1], "few": [0, 2, 4]}
     assert groups_of(2) == {"many": [], "medium": [0], "few": [1]}
+    found = scores(counted([4, 1, 0, 0, 1], [4, 2, 2, 6, 1]), groups_of(5))
+    assert [found[name] for name in ("many", "medium", "few")] == [1.0, 0.5, 1 / 9]
+    assert found["groups"] == pytest.approx((1 + 0.5 + 1 / 9) / 3)
+    assert not {"many", "medium", "few", "groups"} & set(scores(counted([1, 0], [1, 1])))
 
 
 @pytest.mark.parametrize("order", [(0, 1), (0, 1, 1), (1, 2, 3)])
@@ -262,24 +255,10 @@ def test_an_order_of_other_classes_is_refused(order: tuple[int, ...]) -> None:
         groups_of(3, order)
 
 
-def test_group_scores_are_of_examples_and_their_mean_is_plain() -> None:
-    found = scores(counted([4, 1, 0, 0, 1], [4, 2, 2, 6, 1]), groups_of(5))
-    assert [found[name] for name in ("many", "medium", "few")] == [1.0, 0.5, 1 / 9]
-    assert found["groups"] == pytest.approx((1 + 0.5 + 1 / 9) / 3)
-    assert not {"many", "medium", "few", "groups"} & set(scores(counted([1, 0], [1, 1])))
-
-
 @pytest.mark.parametrize(("totals", "missing"), [([0, 1, 1, 1, 1], "many"), ([1, 0, 1, 1, 1], "medium")])
 def test_a_group_without_test_examples_is_left_out_and_so_is_the_mean(totals: list[int], missing: str) -> None:
     found = scores(counted([0] * 5, totals), groups_of(5))
     assert {"many", "medium", "few", "groups"} - set(found) == {missing, "groups"}
-
-
-def test_scores_are_prefixed() -> None:
-    assert prefixed("personal.local", {"accuracy": 0.5, "recall.3": 1.0}) == {
-        "personal.local.accuracy": 0.5,
-        "personal.local.recall.3": 1.0,
-    }
 
 
 def test_tally_counts_by_true_class_on_the_examples_that_it_is_given() -> None:

@@ -62,7 +62,6 @@ def test_a_layer_that_asks_for_values_is_left_to_the_first_fit() -> None:
 
 
 def sizes(count: int, batch: int, **options: Any) -> list[int]:
-    """Of an epoch's batches of a site with so many examples."""
     model = build(NamedOptions.model_validate({"name": "resnet18", **options}), COLOUR, 4)
     data = site(count)
     batches = data.batches(batch, torch.Generator().manual_seed(0))
@@ -79,20 +78,21 @@ def test_a_last_batch_of_one_joins_the_one_before(count: int, batch: int, expect
     assert sizes(count, batch, stem="small", norm="batch") == left  # of a model that trains on one
 
 
-def test_a_joined_batch_has_the_images_of_both() -> None:
+def test_a_joined_batch_has_the_images_of_both_and_parts_are_even() -> None:
     model, data = build(BATCH_NORM, COLOUR, 4), site(33)
     ((images, labels),) = without_lone(data.batches(32, torch.Generator().manual_seed(0)), model, COLOUR.shape)
     one, other = data.batches(32, torch.Generator().manual_seed(0))
     assert torch.equal(images, torch.cat((one[0], other[0])))
     assert torch.equal(labels, torch.cat((one[1], other[1])))
+    short = Short(13, 4, batch_size=8)
+    train(short.local, short)
+    assert short.sizes == [8, 4, 4, 3, 2]  # not 4 and 1
 
 
 # Parts of a batch, where memory is short
 
 
 class Short:
-    """Memory for `room` examples at a time; BatchNorm sees one value a channel."""
-
     def __init__(self, count: int, room: int, **plan: Any) -> None:
         self.model = SplitModel(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4)), nn.Linear(4, 3))
         self.room, self.sizes = room, list[int]()
@@ -111,12 +111,6 @@ class Short:
         if len(labels) > self.room:
             raise torch.OutOfMemoryError("simulated")
         return nn.functional.cross_entropy(self.model(images), labels)
-
-
-def test_parts_are_even_rather_than_of_one() -> None:
-    short = Short(13, 4, batch_size=8)
-    train(short.local, short)
-    assert short.sizes == [8, 4, 4, 3, 2]  # not 4 and 1
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
+from tests.support.training_doubles import Short
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -42,7 +43,6 @@ LocalOf = Callable[..., FitContext]
 
 
 def mean_of(local: FitContext) -> Loss:
-    """The model's mean output: its gradient by one weight is the mean image times the other weight."""
     return lambda x, _: cast("Tensor", local.model(x)).mean()
 
 
@@ -51,7 +51,6 @@ def squares(local: FitContext) -> Loss:
 
 
 def weights(local: FitContext) -> tuple[float, float]:
-    """Body and head."""
     return local.model.get_parameter("body.weight").item(), local.model.get_parameter("head.weight").item()
 
 
@@ -75,17 +74,11 @@ def test_momentum_and_weight_decay_by_hand(local_of: LocalOf) -> None:
     train(local, mean_of(local), only_body(local))
     # v = 1.5 + .5 * 1 = 2, w = .8; v = .9 * 2 + 3 + .5 * .8 = 5.2, w = .8 - .52
     assert weights(local)[0] == pytest.approx(0.28, abs=1e-12)
-
-
-def test_one_call_can_train_without_the_plans_weight_decay(local_of: LocalOf) -> None:
     local = local_of([1.0], lr=0.1, weight_decay=0.5)
     train(local, mean_of(local), [ParameterGroup(only_body(local), weight_decay=0.0)])
     assert weights(local)[0] == pytest.approx(0.9, abs=1e-12)
     train(local, mean_of(local), only_body(local))  # the next one has it again
     assert weights(local)[0] == pytest.approx(0.9 - 0.1 * (1 + 0.5 * 0.9), abs=1e-12)
-
-
-def test_momentum_does_not_outlive_the_round(local_of: LocalOf) -> None:
     local = local_of([1.0], lr=0.1, momentum=0.9)
     for left in (0.9, 0.8):
         train(local, mean_of(local), only_body(local))
@@ -170,20 +163,6 @@ def test_training_is_in_training_mode_and_epochs_are_shuffled_by_the_sites_gener
     assert seen[0] == seen[1] != seen[2]
     assert seen[0][:8] != seen[0][8:]
     assert sorted(seen[0][:8]) == sorted(seen[0][8:]) == images.flatten().tolist()
-
-
-class Short:
-    """Memory for `room` examples at a time."""
-
-    def __init__(self, loss: Loss, room: int) -> None:
-        self.loss, self.room = loss, room
-        self.sizes: list[int] = []
-
-    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        self.sizes.append(len(x))
-        if len(x) > self.room:
-            raise torch.OutOfMemoryError("simulated")
-        return self.loss(x, y)
 
 
 PIXELS = [0.5, 1.25, -2.0, 0.75, 3.0, -0.25, 1.5]
@@ -454,26 +433,20 @@ def test_they_are_those_of_autograd_in_evaluation_mode(bias: bool) -> None:
     )
 
 
-def test_a_task_that_nobody_waits_for_ends_between_batches() -> None:
+def test_class_gradients_end_between_batches_and_are_summed_in_float32() -> None:
     local = site([0], nn.Linear(WIDE, CLASSES))
     local.check = stop_at(1)
     with pytest.raises(StopError):
         class_gradients(local)
-
-
-def test_bfloat16_is_summed_in_float32() -> None:
     local = site([0] * 3, nn.Linear(WIDE, CLASSES))
     local.model.to(torch.bfloat16)
     local.model.body = nn.Sequential(_Cast(), local.model.body)
     assert class_gradients(local)[0].dtype == torch.float32
+    with pytest.raises(ConfigError, match="CosineHead"):
+        class_gradients(site([0], CosineHead(torch.eye(CLASSES, WIDE), 1.0, fixed=True)))
 
 
 class _Cast(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """[B, ...] -> [B, ...]."""
         return images.to(torch.bfloat16)
-
-
-def test_a_head_that_is_not_linear_is_refused() -> None:
-    with pytest.raises(ConfigError, match="CosineHead"):
-        class_gradients(site([0], CosineHead(torch.eye(CLASSES, WIDE), 1.0, fixed=True)))

@@ -83,14 +83,10 @@ def test_the_regularizer_is_the_released_codes(case: int) -> None:
     close(gradient(omega, weight), WDR[f"grad{case}"])
 
 
-def test_shares_by_hand() -> None:
-    """Norms 5, 0 and 15: shares 1/4, 0 and 3/4; the gap to (1/4, 3/4, 0) is |(0, -3/4, 3/4)|, not squared."""
+def test_shares_by_hand_and_no_gradient_where_there_is_no_gap() -> None:
     weight = tensor([[3.0, 4.0], [0.0, 0.0], [-9.0, 12.0]])
     close(class_shares(weight), [0.25, 0.0, 0.75], 1e-15)
     close(distribution_gap(weight, tensor([0.25, 0.75, 0.0])), 0.75 * math.sqrt(2), 1e-15)
-
-
-def test_where_there_is_no_gap_the_gradient_is_zero() -> None:
     weight = tensor(2 * np.eye(4), grad=True)
     omega = distribution_gap(weight, tensor([0.25] * 4))
     assert omega.item() == 0.0
@@ -121,11 +117,14 @@ def test_the_contrast_is_the_released_codes() -> None:
     close(prototypical_contrast(z, y, centers * lengths, known), GPC["loss"], 1e-12)
 
 
-def test_the_contrast_by_hand() -> None:
-    """Cosines of (.6, .8) to the axes: .6 and .8; of class 1: -log(e^.8 / (e^.6 + e^.8))."""
+def test_the_contrast_by_hand_and_of_a_batch_without_known_classes() -> None:
     z, known = tensor([[0.6, 0.8]]), torch.tensor([True] * 2)
     loss = prototypical_contrast(z, torch.tensor([1]), tensor(np.eye(2) * 7), known)
     close(loss, math.log(1 + math.exp(-0.2)), 1e-15)
+    z = tensor([[0.6, 0.8], [0.0, 1.0]], grad=True)
+    loss = prototypical_contrast(z, torch.tensor([0, 0]), tensor(np.eye(2)), torch.tensor([False, True]))
+    assert loss.item() == 0.0
+    assert torch.equal(gradient(loss, z), torch.zeros(2, 2).double())
 
 
 def test_a_class_without_a_prototype_neither_attracts_nor_counts() -> None:
@@ -143,13 +142,6 @@ def test_a_class_without_a_prototype_neither_attracts_nor_counts() -> None:
     assert (grad[counted].norm(dim=1) > 0).all()
     garbage = centers.index_fill(0, torch.tensor([2]), 1e6)
     assert torch.equal(prototypical_contrast(z, y, garbage, known), loss)  # what its row holds has no say
-
-
-def test_a_batch_without_known_classes_is_zero_with_a_zero_gradient() -> None:
-    z = tensor([[0.6, 0.8], [0.0, 1.0]], grad=True)
-    loss = prototypical_contrast(z, torch.tensor([0, 0]), tensor(np.eye(2)), torch.tensor([False, True]))
-    assert loss.item() == 0.0
-    assert torch.equal(gradient(loss, z), torch.zeros(2, 2).double())
 
 
 # FedPRP's intra-class loss

@@ -39,7 +39,6 @@ def of_units(local: FitContext, *units: int) -> FitContext:
 
 
 def pixels(images: Tensor) -> Tensor:
-    """Features [B, 1]."""
     return images.flatten(1)
 
 
@@ -91,15 +90,12 @@ def test_features_that_are_no_numbers_count_as_nothing(local_of: LocalOf) -> Non
     assert class_means(noisy(local, min_noisy_count=0.1), pixels)[0].isfinite().all()
 
 
-def test_a_class_below_the_noisy_threshold_is_absent_and_no_true_count_says_more(local_of: LocalOf) -> None:
+def test_shares_are_those_of_noisy_counts_and_a_class_below_the_threshold_is_absent(local_of: LocalOf) -> None:
     local = noisy(local_of([1.0] * 5 + [2.0] * 2, [0] * 5 + [1] * 2), min_noisy_count=3.0)
     means = class_means(local, pixels)
     assert means.keys() == {0}
     ghosts = {0: torch.ones(1), 2: torch.ones(1)}  # of class 2 there is no example
     assert frequent(local, ghosts, 4).keys() == {0, 2}
-
-
-def test_shares_are_those_of_noisy_counts(local_of: LocalOf) -> None:
     local = local_of([0.0] * 8, [0] * 6 + [1] * 2)
     assert label_shares(local).tolist() == [0.75, 0.25, 0.0]
     assert label_shares(noisy(local)).tolist() == pytest.approx([0.75, 0.25, 0.0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from tests.support.method_facts import METHODS as REGISTERED
 from tests.support.method_facts import brief
 from tests.support.round_contexts import round_context
 from tests.support.scripted_server import RUN, AgentHarness, give_secret, work
+from tests.support.training_doubles import Deadly, KilledError
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -49,24 +50,6 @@ PLANS = {
 }
 
 
-class KilledError(BaseException):
-    """Like a process's end: nothing of the client handles it."""
-
-
-@dataclass
-class Deadly:
-    """Checks of the training loop, of which the one of this number, counted from 0, kills."""
-
-    at: int | None = None
-    error: BaseException = field(default_factory=KilledError)
-    made: int = 0
-
-    def __call__(self) -> None:
-        if self.made == self.at:
-            raise self.error
-        self.made += 1
-
-
 def model() -> SplitModel:
     """All that could be forgotten: running statistics, and a layer that draws by itself."""
     with torch.random.fork_rng():
@@ -76,7 +59,6 @@ def model() -> SplitModel:
 
 
 def data() -> SiteData:
-    """Twelve examples of two classes of three."""
     draw = torch.Generator().manual_seed(7)
     train_set = Examples(torch.rand(12, 1, 4, 4, generator=draw), torch.arange(12) % 2)
     return SiteData(train_set, train_set, INPUT, CLASSES)
@@ -119,7 +101,6 @@ class Case:
 
 
 def whole(made: SplitModel) -> Payload:
-    """A model's numbers."""
     return {Part.BODY: dump(made.body), Part.HEAD: dump(made.head)}
 
 
@@ -132,7 +113,6 @@ def dies(case: Case, state: Path, at: int) -> bool:
 
 
 def goes_on(case: Case, state: Path, check: Callable[[], None] = lambda: None) -> bytes:
-    """Another process with the same task."""
     with on_disk(state, TASK) as kept:
         return case.fit(kept, check)
 
@@ -144,7 +124,6 @@ def undisturbed(case: Case) -> tuple[bytes, int]:
 
 
 def left(state: Path) -> list[str]:
-    """Names of the files that checkpoints are in."""
     return sorted(path.name for path in (state / FOLDER).glob("*"))
 
 
@@ -179,13 +158,16 @@ def test_epochs_that_were_done_are_not_done_again(at: int, again: int, tmp_path:
     assert counting.made == again
 
 
-def test_a_call_that_is_done_is_not_repeated_when_a_later_one_dies(tmp_path: Path) -> None:
+def test_a_call_that_is_done_is_not_repeated_and_nothing_is_kept_without_being_asked(tmp_path: Path) -> None:
     case = Case("fedprp", {"epochs": 2})
     means, batches = 1, 3
     assert dies(case, tmp_path, means + 2 * batches + batches + 1)  # in the body's second epoch
     counting = Deadly()
     goes_on(case, tmp_path, counting)
     assert counting.made == means + batches + means
+    case = Case("fedprp", {"checkpoint": False})
+    assert dies(case, tmp_path / "1", 8)
+    assert not (tmp_path / "1" / FOLDER).exists()
 
 
 # What is not to be trusted
@@ -245,12 +227,6 @@ def test_a_checkpoint_of_another_model_is_not_used(body: nn.Module, tmp_path: Pa
 
 
 # What is kept, and for how long
-
-
-def test_without_being_asked_nothing_is_kept(tmp_path: Path) -> None:
-    case = Case("fedprp", {"checkpoint": False})
-    assert dies(case, tmp_path, 8)
-    assert not (tmp_path / FOLDER).exists()
 
 
 def test_parameters_outside_of_the_model_are_kept(tmp_path: Path) -> None:
@@ -335,7 +311,6 @@ def scene_in(folder: Path) -> AgentHarness:
 
 
 def outcome(folder: Path, harness: AgentHarness) -> tuple[list[bytes], bytes, float]:
-    """What was handed in, and what the site keeps of it."""
     held = harness.store.last_counted("run", 9)
     assert (held.round, left(folder)) == (2, [])
     pushed = [released for _, released in harness.link.pushed]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.branched import Branched
+from tests.support.training_doubles import Short
 from torch import Tensor, nn
 
 from protofed.client.models.split import dump
@@ -31,7 +32,6 @@ def free(*values: float) -> list[Tensor]:
 
 
 def of_model(local: FitContext) -> tuple[nn.Parameter, nn.Parameter]:
-    """Body and head."""
     return local.model.get_parameter("body.weight"), local.model.get_parameter("head.weight")
 
 
@@ -62,7 +62,7 @@ def test_a_group_has_its_own_settings_or_the_plans(
     assert numbers(one) == pytest.approx(expected, abs=1e-7)
 
 
-def test_a_group_has_its_own_momentum(local_of: LocalOf) -> None:
+def test_a_group_has_its_own_momentum_and_is_clipped_by_itself(local_of: LocalOf) -> None:
     local = local_of([1.0, 1.0], batch_size=1, lr=0.1, momentum=0.9)
     with_plans, without = free(1.0, 1.0)
 
@@ -71,16 +71,13 @@ def test_a_group_has_its_own_momentum(local_of: LocalOf) -> None:
 
     train(local, loss, [with_plans, ParameterGroup([without], momentum=0.0)])
     assert numbers(with_plans, without) == pytest.approx([1 - 0.1 - 0.19, 0.8], abs=1e-7)
-
-
-def test_tensors_outside_of_groups_are_clipped_together_and_each_group_by_itself(local_of: LocalOf) -> None:
     local = local_of([1.0], lr=0.1, max_grad_norm=1.0)
     first, second, apart = free(0.0, 0.0, 0.0)
 
-    def loss(x: Tensor, _: Tensor) -> Tensor:
+    def clipped(x: Tensor, _: Tensor) -> Tensor:
         return (3 * first + 4 * second + 12 * apart) * x.mean()
 
-    train(local, loss, [first, ParameterGroup([apart]), second])
+    train(local, clipped, [first, ParameterGroup([apart]), second])
     assert numbers(first, second, apart) == pytest.approx([-0.06, -0.08, -0.1], abs=1e-6)  # norms 5 and 12
 
 
@@ -160,19 +157,6 @@ def test_a_further_step_has_the_loss_that_it_moves_by_and_does_not_count(local_o
     assert losses == pytest.approx([10.0, 2 * (5 - 0.2)], abs=1e-12)
     alone = local_of([1.0, 3.0], batch_size=2, lr=0.1, epochs=2)
     assert made == train(alone, product(*of_model(alone))) == Trained(made.loss, steps=2)
-
-
-class Short:
-    """A loss with memory for `room` examples at a time."""
-
-    def __init__(self, loss: Loss, room: int) -> None:
-        self.loss, self.room, self.sizes = loss, room, list[int]()
-
-    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        self.sizes.append(len(x))
-        if len(x) > self.room:
-            raise torch.OutOfMemoryError("simulated")
-        return self.loss(x, y)
 
 
 @pytest.mark.parametrize(

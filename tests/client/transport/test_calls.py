@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +37,7 @@ from protofed.common.errors import (
 from protofed.common.pki.identity import LiveIdentity, Party, fingerprint
 from protofed.protos.v1 import federation_pb2 as pb
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
 SOON = 20.0  # seconds after which a test gives up
 HELLO = pb.EnrollRequest(caller=pb.Caller(site="ann", instance="i"), protocol_version=1)
 BEAT = pb.HeartbeatRequest(caller=pb.Caller(site="ann", instance="i"), run="r")
@@ -98,12 +98,6 @@ class RawServer(grpc.GenericRpcHandler):
 Serve = Callable[..., RawServer]
 
 
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses between tries are short."""
-    monkeypatch.setattr(random, "uniform", lambda _, high: min(high, 0.02))
-
-
 @pytest.fixture(scope="module")
 def authority() -> Authority:
     return Authority.make()
@@ -125,7 +119,6 @@ def serve(authority: Authority, tmp_path: Path) -> Iterator[Serve]:
 
 @pytest.fixture
 def identity(authority: Authority, tmp_path: Path) -> LiveIdentity:
-    """Site ann's, in folder `ann`."""
     return LiveIdentity(authority.issue(tmp_path / "ann", Party.SITE, "ann"), Party.SITE)
 
 
@@ -146,13 +139,6 @@ def dial(identity: LiveIdentity, kept: MemoryAuditLog) -> Iterator[Dial]:
     yield make
     for calls in made:
         calls.close()
-
-
-@pytest.fixture
-def background() -> Iterator[Background]:
-    """Runs a function on another thread."""
-    with ThreadPoolExecutor(1) as pool:
-        yield pool.submit
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -216,11 +202,16 @@ def test_the_next_attempt_comes_no_sooner_than_the_server_asks_for(serve: Serve,
     assert third - second >= 0.4
 
 
-def test_receipts_are_told(serve: Serve, dial: Dial, kept: MemoryAuditLog) -> None:
+def test_receipts_are_told_and_an_answer_that_is_no_message_is_refused(
+    serve: Serve, dial: Dial, kept: MemoryAuditLog
+) -> None:
     server = serve()
     server.reply = pb.Receipt(verdict=pb.VERDICT_LATE).SerializeToString()
     dial(server.address).call("CommitUpload", pb.CommitRequest(run="r"), pb.Receipt)
     assert [facts["verdict"] for facts in kept.of("answered")] == ["late"]
+    server.reply = b"\xff\xff\xff"
+    with pytest.raises(ProtocolError, match="answer to Enroll cannot be read"):
+        dial(server.address).call("Enroll", HELLO, pb.EnrollResponse)
 
 
 def test_a_full_disk_is_waited_for_and_nothing_leaves_meanwhile(serve: Serve, dial: Dial, kept: MemoryAuditLog) -> None:
@@ -259,13 +250,6 @@ def test_a_broken_disk_ends_all_calls_and_nothing_leaves(serve: Serve, dial: Dia
             calls.call("NextTask", HELLO, pb.NextTaskResponse)
     assert raised.value.exit_code == StateError.exit_code == 74
     assert server.calls == ["Enroll"]
-
-
-def test_an_answer_that_is_no_message_is_refused(serve: Serve, dial: Dial) -> None:
-    server = serve()
-    server.reply = b"\xff\xff\xff"
-    with pytest.raises(ProtocolError, match="answer to Enroll cannot be read"):
-        dial(server.address).call("Enroll", HELLO, pb.EnrollResponse)
 
 
 # With whom

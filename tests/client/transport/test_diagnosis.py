@@ -36,7 +36,6 @@ def authority() -> Authority:
 
 @pytest.fixture
 def identity(authority: Authority, tmp_path: Path) -> Identity:
-    """Site ann's."""
     return of(authority.issue(tmp_path / "ann", Party.SITE, "ann"))
 
 
@@ -95,8 +94,6 @@ def listen() -> Iterator[Callable[[Callable[[socket.socket], object]], str]]:
 
 
 def handshake(context: ssl.SSLContext) -> Callable[[socket.socket], None]:
-    """A server's end, which then waits for a word."""
-
     def do(line: socket.socket) -> None:
         with context.wrap_socket(line, server_side=True) as tls:
             tls.recv(1)
@@ -135,7 +132,6 @@ def test_a_server_in_plain_text(identity: Identity, listen: Any) -> None:
 
 @pytest.fixture
 def context(authority: Authority, tmp_path: Path) -> ssl.SSLContext:
-    """Of a server by hand."""
     folder = authority.issue(tmp_path / "by-hand", Party.SERVER, "fl")
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.load_cert_chain(folder / "cert.pem", folder / "key.pem")
@@ -158,18 +154,12 @@ def test_a_server_that_is_busy(context: ssl.SSLContext, identity: Identity, list
     expect(diagnose(listen(lambda line: line.close()), identity), DiagnosisCode.BUSY, "has no room")
 
 
-def test_a_server_of_another_authority(serve: Start, identity: Identity, tmp_path: Path) -> None:
+def test_a_server_of_another_authority_purpose_or_name(serve: Start, identity: Identity, tmp_path: Path) -> None:
     found = diagnose(serve(Authority.make()), identity)
     expect(found, DiagnosisCode.SERVER_AUTHORITY, str(tmp_path / "ann" / "ca.pem"), "nothing was sent")
     assert found.server_fingerprint == fingerprint((tmp_path / "server-0" / "cert.pem").read_bytes())
-
-
-def test_a_server_with_a_certificate_for_clients(serve: Start, identity: Identity) -> None:
     found = diagnose(serve(usage=ExtendedKeyUsageOID.CLIENT_AUTH), identity)
     expect(found, DiagnosisCode.SERVER_AUTHORITY, "purpose", "nothing was sent")
-
-
-def test_a_server_of_another_name(serve: Start, identity: Identity) -> None:
     found = diagnose(serve(hosts=("fl.example.org", "192.0.2.7")), identity)
     expect(found, DiagnosisCode.SERVER_NAME, "fl.example.org, 192.0.2.7", "not of '127.0.0.1'", "nothing was sent")
     assert found.server_fingerprint is not None

@@ -70,6 +70,7 @@ Start = Callable[..., str]
 Connect = Callable[..., GrpcLink]
 Background = Callable[..., Future[Any]]
 Code = grpc.StatusCode
+pytestmark = pytest.mark.usefixtures("short_pauses")
 SOON = 10.0  # seconds after which a test gives up
 RUN = Assignment("run", "{}", preprocessing_digest="0" * 64)
 
@@ -94,12 +95,10 @@ for call in ("Enroll", "NextTask", "Heartbeat", "GetChunk", "BeginUpload", "PutC
 
 
 def refuse(code: grpc.StatusCode, text: str = "as the server says") -> Handler:
-    """A call that fails."""
     return lambda _request, context: context.abort(code, text)
 
 
 def one_by_one(*handlers: Handler) -> Handler:
-    """The first call is for the first of them, and so on; the last one stays."""
     left, lock = list(handlers), threading.Lock()
 
     def answer(request: Any, context: Any) -> Any:
@@ -108,12 +107,6 @@ def one_by_one(*handlers: Handler) -> Handler:
         return handler(request, context)
 
     return answer
-
-
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses between tries are short."""
-    monkeypatch.setattr(random, "uniform", lambda _, high: min(high, 0.02))
 
 
 @pytest.fixture
@@ -154,15 +147,7 @@ def connect() -> Iterator[Connect]:
 
 @pytest.fixture
 def link(start: Start, connect: Connect) -> GrpcLink:
-    """Connected to `server`."""
     return connect(start(), give_up_after_s=SOON)
-
-
-@pytest.fixture
-def background() -> Iterator[Background]:
-    """Runs a function on another thread."""
-    with ThreadPoolExecutor(1) as pool:
-        yield pool.submit
 
 
 # Away and back
@@ -276,6 +261,9 @@ def test_close_ends_a_call_that_waits(
         call.result(SOON)
     assert time.monotonic() - began < 1
     over.set()
+    with pytest.raises(UnavailableError, match="connection was closed"):
+        link.enroll()
+    assert link.beat("run", Progress("n1", Activity.TRAINING)) is Signal.CONTINUE  # from another thread, just too late
 
 
 def test_close_ends_a_pause(
@@ -296,13 +284,6 @@ def test_close_ends_a_pause(
     with pytest.raises(UnavailableError, match="connection was closed"):
         call.result(SOON)
     assert time.monotonic() - began < 1
-
-
-def test_a_closed_link_says_so(link: GrpcLink) -> None:
-    link.close()
-    with pytest.raises(UnavailableError, match="connection was closed"):
-        link.enroll()
-    assert link.beat("run", Progress("n1", Activity.TRAINING)) is Signal.CONTINUE  # from another thread, just too late
 
 
 # Enrolling and tasks
@@ -361,7 +342,6 @@ def task() -> Task:
 
 
 def chunk(request: Any, _context: Any = None) -> pb.Chunk:
-    """The right one."""
     data = BLOB[request.index * CHUNK_BYTES :][:CHUNK_BYTES]
     return pb.Chunk(index=request.index, data=data, crc32c=crc32c(data))
 
@@ -388,23 +368,18 @@ def test_a_damaged_chunk_is_fetched_again(server: Servicer, link: GrpcLink, task
     assert len(BLOB) < link.bytes_moved < 2 * len(BLOB)
 
 
-def test_an_answer_above_the_limit_is_not_asked_for_for_ever(server: Servicer, link: GrpcLink, task: Task) -> None:
+def test_what_cannot_be_fetched_is_final(server: Servicer, link: GrpcLink, task: Task) -> None:
     server.on["GetChunk"] = lambda *_: pb.Chunk(data=bytes(7 << 20))
     with pytest.raises(ProtocolError, match="larger than max"):
         link.fetch(task)
-
-
-def test_a_blob_that_is_not_for_this_site_is_a_task_that_is_over(server: Servicer, link: GrpcLink, task: Task) -> None:
     server.on["GetChunk"] = refuse(Code.PERMISSION_DENIED, "not part of the site's current task")
     with pytest.raises(ProtocolError, match="not part of") as refused:
         link.fetch(task)
     assert type(refused.value) is ProtocolError  # Excluded would be waited for
-
-
-def test_a_task_without_a_base_has_nothing_to_fetch(server: Servicer, link: GrpcLink) -> None:
+    before = len(server.asked)
     with pytest.raises(ProtocolError, match="nothing to fetch"):
         link.fetch(Task(TaskKind.INITIALISE, "run", 0, "n1", None, 0, 60.0))
-    assert server.asked == []
+    assert len(server.asked) == before
 
 
 # Uploads
@@ -622,12 +597,19 @@ def test_what_leaves_is_told_once_before(server: Servicer, start: Start, connect
     assert len(server.requests("BeginUpload")) == 2
 
 
-def test_nothing_is_sent_for_an_update_that_was_decided_already(server: Servicer, link: GrpcLink, task: Task) -> None:
+def test_nothing_is_sent_for_an_update_that_was_decided_and_one_that_never_gets_whole_fails(
+    server: Servicer, link: GrpcLink, task: Task
+) -> None:
     update = released(10)
     receipt = Receipt(Verdict.LATE, "round 3 is closed", update.manifest.digest, "seal")
     server.on["BeginUpload"] = lambda *_: pb.UploadTicket(receipt=wire.pack_receipt(receipt))
     assert link.push(task, update) == receipt
     assert len(server.asked) == 1
+    Uploads(server)
+    server.on["CommitUpload"] = refuse(Code.FAILED_PRECONDITION)
+    with pytest.raises(ProtocolError, match="an upload of round 3 failed 3 times"):
+        link.push(task, released(10))
+    assert len(server.requests("CommitUpload")) == 3
 
 
 @pytest.mark.parametrize("code", [Code.FAILED_PRECONDITION, Code.DATA_LOSS])
@@ -638,14 +620,6 @@ def test_an_upload_begins_again(code: grpc.StatusCode, call: str, server: Servic
     assert link.push(task, update).verdict is Verdict.ACCEPTED
     assert len(server.requests("BeginUpload")) == 3
     assert uploads.chunks == {0: update.data}
-
-
-def test_an_upload_that_never_gets_whole_fails(server: Servicer, link: GrpcLink, task: Task) -> None:
-    Uploads(server)
-    server.on["CommitUpload"] = refuse(Code.FAILED_PRECONDITION)
-    with pytest.raises(ProtocolError, match="an upload of round 3 failed 3 times"):
-        link.push(task, released(10))
-    assert len(server.requests("CommitUpload")) == 3
 
 
 @pytest.mark.parametrize("call", ["BeginUpload", "PutChunk", "CommitUpload"])
@@ -674,19 +648,11 @@ def test_a_server_without_room_is_asked_again_later(call: str, server: Servicer,
 
 
 class SlowLink:
-    """The first attempt misses its deadline; of the later ones it counts how many are under way.
+    """The first attempt misses its deadline; of the later ones it counts how many are under way, with deadlines."""
 
-    Args:
-        at_once: as many of them, after the first, are answered together.
-
-    Attributes:
-        most: chunks under way at once.
-        deadlines: seconds, of each.
-    """
-
-    def __init__(self, handler: Handler, at_once: int = 1) -> None:
+    def __init__(self, handler: Handler) -> None:
         self._handler, self._lock, self._missed, self._under_way = handler, threading.Lock(), False, 0
-        self._beside, self._together = threading.Event(), threading.Barrier(at_once)
+        self._beside = threading.Event()
         self.most, self.deadlines = 0, list[float]()
 
     def __call__(self, request: Any, context: Any) -> Any:
@@ -701,8 +667,6 @@ class SlowLink:
             if self._under_way > 1:
                 self._beside.set()
         self._beside.wait(0.1)
-        if len(self.deadlines) > 1:
-            self._together.wait(SOON)
         with self._lock:
             self._under_way -= 1
         return self._handler(request, context)
@@ -722,14 +686,6 @@ def test_after_a_missed_deadline_chunks_move_one_by_one_and_may_take_longer(
         assert link.push(task, update) == accepted(update.manifest.digest)
     assert slow.most == 1
     assert slow.deadlines == pytest.approx([2 * CHUNK_S] * len(slow.deadlines), abs=10)  # gRPC rounds them
-
-
-def test_a_chunk_that_arrives_quickly_ends_that(server: Servicer, link: GrpcLink, task: Task) -> None:
-    update, uploads = released(FOUR_CHUNKS), Uploads(server)
-    server.on["PutChunk"] = slow = SlowLink(uploads.put, at_once=3)
-    assert link.push(task, update) == accepted(update.manifest.digest)
-    assert slow.most == 3  # after the first by itself
-    assert slow.deadlines == pytest.approx([2 * CHUNK_S, *[CHUNK_S] * 3], abs=10)
 
 
 # Scores and heartbeats
