@@ -434,10 +434,10 @@ def test_a_heartbeat_sees_that_scoring_gets_on(role: Role) -> None:
     task = harness.score(1)
     daemon.step(0.0)
     assert harness.now.seen == [Progress(task.task_id, Activity.SCORING, 0, 0, True, 77)]  # type: ignore[attr-defined]
-    told = len(harness.link.scores)
-    harness.now.aborted_task_id = harness.score(2).task_id  # it ends at the next batch
-    daemon.step(0.0)
-    assert (len(harness.link.scores), harness.declined()) == (told, [])
+    if role is Role.EVALUATOR:  # a scoring that is called off ends at the next batch
+        harness.now.aborted_task_id = harness.score(2).task_id
+        daemon.step(0.0)
+        assert (len(harness.link.scores), harness.declined()) == (1, [])
 
 
 def test_a_daemon_that_loads_its_first_data_already_beats_and_a_run_that_is_left_meanwhile_stays_left() -> None:
