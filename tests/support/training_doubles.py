@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from protofed.client.training.context import FitContext
 from protofed.client.training.loop import Loss
+
+LocalOf = Callable[..., FitContext]
 
 
 class Short:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, site_data, work
+from tests.support.training_doubles import KilledError
 
 from protofed.client.agent.agent import Agent
 from protofed.client.agent.task_tools import Spending
-from protofed.client.data.site_data import SiteData
 from protofed.client.policy.dp_accountant import NoisySums, epsilon, rounds_within
 from protofed.client.policy.policy import Policy
 from protofed.client.policy.rules import PolicyRules
@@ -32,11 +32,6 @@ BUDGET = (epsilon(ROUND * ROUNDS, DELTA) + epsilon(ROUND * (ROUNDS + 1), DELTA))
 
 def budgeted(**dp: Any) -> dict[str, Any]:
     return {**RULES, "dp": {"epsilon": BUDGET, "delta": DELTA, "unit": "image", **dp}}
-
-
-def grouped() -> SiteData:
-    data = site_data()
-    return replace(data, train=replace(data.train, units=torch.arange(len(data.train)) // 3))
 
 
 @pytest.fixture
@@ -104,16 +99,13 @@ def test_a_run_too_costly_for_a_single_round_is_never_started(harness: AgentHarn
 
 def test_a_fit_that_a_crash_ended_is_paid_for_once_and_goes_on(one_round: AgentHarness, tmp_path: Path) -> None:
 
-    class Killed(BaseException):
-        """As a signal would end it."""
-
     def killed(*_: object) -> None:
-        raise Killed
+        raise KilledError
 
     task = one_round.fit(1)
     dies = one_round.agent()
     dies._site.fit = killed  # type: ignore[assignment]
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         work(dies, 1)
     assert spent(tmp_path) == [("run", 1)]
     one_round.restart(tmp_path)
@@ -195,9 +187,10 @@ def test_a_run_without_noise_costs_nothing_and_a_budget_refuses_it(harness: Agen
     assert harness.declined() == [("n-fit-2", FailureReason.POLICY)]
 
 
-@pytest.mark.parametrize(("data", "pushed"), [(site_data, 0), (grouped, 1)])
-def test_a_budget_for_patients_needs_groups(harness: AgentHarness, data: Any, pushed: int) -> None:
-    harness.rules, harness.load_data = budgeted(unit="patient"), lambda _: data()
+@pytest.mark.parametrize(("units", "pushed"), [(None, 0), (torch.arange(12) // 3, 1)])
+def test_a_budget_for_patients_needs_groups(harness: AgentHarness, units: torch.Tensor | None, pushed: int) -> None:
+    data = replace(site_data(), train=replace(site_data().train, units=units))
+    harness.rules, harness.load_data = budgeted(unit="patient"), lambda _: data
     harness.fit(1)
     work(harness.agent(), 1)
     assert len(harness.link.pushed) == pushed

@@ -103,12 +103,17 @@ def test_a_beat_beside_a_call_that_waits_brings_something(numbers: dict[str, flo
                 ear.heard.get(timeout=0.2)
 
 
-def test_a_daemon_that_neither_works_nor_asks_beats_as_always() -> None:
-    """It loads its data, for minutes."""
+def test_a_daemon_that_loads_its_data_beats_as_always_but_not_without_a_run() -> None:
     ear, now = Ear(), DaemonStatus(run="run", heartbeat_s=0.005, idle_heartbeat_s=60.0)
     with beating(ear, now):
         for _ in range(3):
             ear.hears(Progress("", Activity.IDLE))
+    ear, now = Ear(), DaemonStatus(heartbeat_s=0.005)
+    with beating(ear, now):
+        with pytest.raises(queue.Empty):
+            ear.heard.get(timeout=0.05)
+        now.run = "run"
+        assert ear.heard.get(timeout=SOON)[0] == "run"
 
 
 @pytest.mark.parametrize(
@@ -138,15 +143,6 @@ def test_only_training_and_scoring_move(activity: Activity) -> None:
     now = DaemonStatus(activity=activity)
     now.check()
     assert not now.progress(0).making_progress
-
-
-def test_nothing_is_said_before_the_daemon_has_a_run() -> None:
-    ear, now = Ear(), DaemonStatus(heartbeat_s=0.005)
-    with beating(ear, now):
-        with pytest.raises(queue.Empty):
-            ear.heard.get(timeout=0.05)
-        now.run = "run"
-        assert ear.heard.get(timeout=SOON)[0] == "run"
 
 
 def test_a_task_that_is_called_off_ends_at_its_next_check() -> None:

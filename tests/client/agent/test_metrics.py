@@ -113,7 +113,9 @@ def test_the_sites_own_scores_are_for_its_own_prometheus_and_in_no_heartbeat() -
     assert not any("score" in str(field) for field in vars(status.progress(0)))
 
 
-def test_a_lost_gpu_or_disk_is_absent_and_breaks_no_scrape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_lost_or_not_there_is_absent_and_breaks_no_scrape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def lost(_: object) -> int:
         raise RuntimeError("CUDA error: device lost")
 
@@ -121,6 +123,13 @@ def test_a_lost_gpu_or_disk_is_absent_and_breaks_no_scrape(tmp_path: Path, monke
     metrics = ClientMetrics("ann", state=tmp_path / "gone", device=torch.device("cuda"))
     assert not exposed(metrics).keys() & {"protofed_client_gpu_memory_bytes", "protofed_client_disk_free_bytes"}
     assert metrics.telemetry().keys() == {"policy_refusals", "bytes_released"}
+    now = DaemonStatus()
+    metrics = ClientMetrics("ann", now, state=tmp_path)
+    names = {"protofed_client_privacy_epsilon_spent", "protofed_client_privacy_epsilon_budget"}
+    assert not exposed(metrics).keys() & names
+    now.privacy = 1.5, None
+    assert exposed(metrics).keys() & names == {"protofed_client_privacy_epsilon_spent"}
+    assert value(metrics, "protofed_client_privacy_epsilon_spent") == 1.5
 
 
 def test_what_was_counted_is_telemetry_too_and_of_one_daemon_alone() -> None:
@@ -276,13 +285,3 @@ def test_refusals_of_a_sum_count_by_their_code_and_an_unknown_one_makes_no_new_l
     counted = {code: value(metrics, name, code=code) for code in (*SUM_CODES, OTHER_CODE)}
     assert {code: count for code, count in counted.items() if count} == {"changed-identity": 1.0, OTHER_CODE: 1.0}
     assert by_part(metrics, REFUSALS) == {WHOLE: 3.0}
-
-
-def test_a_budget_that_is_not_there_is_not_shown(tmp_path: Path) -> None:
-    now = DaemonStatus()
-    metrics = ClientMetrics("ann", now, state=tmp_path)
-    names = {"protofed_client_privacy_epsilon_spent", "protofed_client_privacy_epsilon_budget"}
-    assert not exposed(metrics).keys() & names
-    now.privacy = 1.5, None
-    assert exposed(metrics).keys() & names == {"protofed_client_privacy_epsilon_spent"}
-    assert value(metrics, "protofed_client_privacy_epsilon_spent") == 1.5

@@ -114,10 +114,6 @@ def test_class_models_of_the_first_round_are_copies_of_the_built_head() -> None:
     assert structure({**model, Part.CLASS_MODELS: chosen}) is BaseCheck.GROWTH
 
 
-def same_rows(weight: Array) -> Array:
-    return np.repeat(weight[:1], len(weight), axis=0)
-
-
 @pytest.mark.parametrize(
     ("change", "check"),
     [
@@ -127,7 +123,7 @@ def same_rows(weight: Array) -> Array:
         (lambda weight: np.where(np.arange(len(weight))[:, None] < 20, 0.0, weight), BaseCheck.DEAD),
         (lambda weight: weight * 1e3, BaseCheck.GROWTH),
         (lambda weight: np.where(np.arange(len(weight))[:, None] == 3, weight, weight / 500), BaseCheck.ROWS),
-        (same_rows, BaseCheck.DUPLICATES),
+        (lambda weight: np.repeat(weight[:1], len(weight), axis=0), BaseCheck.DUPLICATES),
         (lambda weight: np.where(np.arange(len(weight))[:, None] < 16, -2 * weight[:1], weight), BaseCheck.DUPLICATES),
         (lambda weight: np.where(np.arange(len(weight))[:, None] < 2, weight[:1], weight), BaseCheck.DUPLICATES),
         (lambda w: np.where(np.arange(len(w))[:, None] < 2, w[:1] + w / 4, w), BaseCheck.DUPLICATES),

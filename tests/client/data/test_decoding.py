@@ -148,12 +148,15 @@ def test_a_photograph_is_turned_as_its_exif_says(orientation: int, tmp_path: Pat
     assert np.array_equal(decode(path, input_((1, *expected.shape)))[0], expected)
 
 
-def test_another_size_is_refused_unless_it_is_to_be_fitted_and_so_is_cmyk(tmp_path: Path) -> None:
+def test_another_size_cmyk_and_other_channels_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnreadableImageError, match=r"input\.fit"):
         decode(save(tmp_path / "a.png", ramp(5, 4)), RGB)
     Image.new("CMYK", (4, 4)).save(tmp_path / "a.jpg")
     with pytest.raises(UnreadableImageError, match="colours as CMYK"):
         decode(tmp_path / "a.jpg", RGB)
+    with pytest.raises(DataError, match=r"2 channels; image files have 1 or 3") as caught:
+        decode(save(tmp_path / "a.png"), Input(shape=(2, 4, 4)))
+    assert not isinstance(caught.value, UnreadableImageError)
 
 
 def test_of_a_phones_jpeg_the_first_picture_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,9 +236,3 @@ def test_whatever_the_size_the_shape_is_the_runs(
     white = 255 if dtype == "uint8" else 1
     assert set(np.unique(made).tolist()) <= ({white} if fit != "pad" else {0, white})
     assert made[0, (to_height - 1) // 2, (to_width - 1) // 2] == white
-
-
-def test_other_channels_than_those_of_images_are_no_matter_of_one_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"2 channels; image files have 1 or 3") as caught:
-        decode(save(tmp_path / "a.png"), Input(shape=(2, 4, 4)))
-    assert not isinstance(caught.value, UnreadableImageError)

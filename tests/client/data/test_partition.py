@@ -57,9 +57,17 @@ def test_shards_refuses_what_does_not_come_out_even(labels: Labels, sites: int, 
         shards(labels, sites, each, rng())
 
 
-def test_by_column_gives_one_site_a_value_in_sorted_order() -> None:
+def test_by_column_and_by_class_give_each_example_to_its_site() -> None:
     cut = by_column(np.array(["vienna", "basel", "vienna", "oslo"]))
     assert [site.tolist() for site in cut] == [[1], [3], [0, 2]]
+    labels = np.array([0, 0, 0, 1, 1, 2])
+    cut = [np.array([0, 3]), np.array([1, 4]), np.array([2]), np.array([5])]  # {0, 1}, {0, 1}, {0}, {2}
+    test_labels = np.array([0] * 7 + [1] * 4 + [2] * 3 + [3] * 2)  # nobody holds class 3
+    parts = by_class(labels, cut, test_labels, rng())
+    counts = [np.bincount(test_labels[part], minlength=4).tolist() for part in parts]
+    assert counts == [[3, 2, 0, 0], [2, 2, 0, 0], [2, 0, 0, 0], [0, 0, 3, 0]]
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(14))
+    assert not np.array_equal(parts[0], by_class(labels, cut, test_labels, rng(1))[0])
 
 
 @pytest.mark.parametrize(("balanced", "key"), [(False, "owner_pat_2class"), (True, "owner_pat_2class_balanced")])
@@ -121,17 +129,6 @@ def test_hold_out_is_scikit_learns(share: float) -> None:
     for size in (0, 1):
         with pytest.raises(DataError, match=f"a site's {size} examples leaves none to train on"):
             hold_out([np.arange(9), np.arange(size)], 0.25, rng())
-
-
-def test_by_class_divides_each_class_among_the_sites_that_hold_it() -> None:
-    labels = np.array([0, 0, 0, 1, 1, 2])
-    cut = [np.array([0, 3]), np.array([1, 4]), np.array([2]), np.array([5])]  # {0, 1}, {0, 1}, {0}, {2}
-    test_labels = np.array([0] * 7 + [1] * 4 + [2] * 3 + [3] * 2)  # nobody holds class 3
-    parts = by_class(labels, cut, test_labels, rng())
-    counts = [np.bincount(test_labels[part], minlength=4).tolist() for part in parts]
-    assert counts == [[3, 2, 0, 0], [2, 2, 0, 0], [2, 0, 0, 0], [0, 0, 3, 0]]
-    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(14))
-    assert not np.array_equal(parts[0], by_class(labels, cut, test_labels, rng(1))[0])
 
 
 def test_long_tail_has_the_papers_sizes_and_never_more_than_there_is() -> None:

@@ -14,7 +14,6 @@ import torch
 
 from protofed.client.data.partition import hold_out, pfllib_dirichlet
 from protofed.client.data.site import load_site, load_sites, load_test
-from protofed.client.data.site_data import SiteData
 from protofed.client.data.sources import load
 from protofed.common.config.data import Data
 from protofed.common.config.tables import Input
@@ -54,10 +53,6 @@ def two_sites(**more: Any) -> dict[str, Any]:
 
 def numbers(images: torch.Tensor) -> list[int]:
     return images[:, 0, 0, 0].tolist()
-
-
-def local_numbers(sites: list[SiteData]) -> list[list[int]]:
-    return [numbers(site.local_test.images) for site in sites if site.local_test is not None]
 
 
 def rows(images: torch.Tensor) -> list[bytes]:
@@ -127,7 +122,7 @@ def test_a_column_makes_one_site_a_value_and_may_split_the_test_set_too(tmp_path
     both_columns = two_sites(test_site=np.array(["b", "a", "b"]))
     data = write_npz(tmp_path, both_columns, partition={"kind": "column"})
     sites = load_sites(data, SMALL, 2)
-    assert local_numbers(sites) == [[5], [4, 6]]
+    assert [numbers(site.local_test.images) for site in sites if site.local_test is not None] == [[5], [4, 6]]
     assert sites[0].test is sites[1].test
     assert numbers(sites[0].test.images) == numbers(load_test(data, SMALL, 2).test.images) == [4, 5, 6]
 

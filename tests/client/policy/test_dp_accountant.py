@@ -54,16 +54,13 @@ def test_epsilon_of_unsampled_sums_is_the_closed_form(noise: float, count: int) 
     assert exact <= epsilon([NoisySums(1.0, noise, count)], 1e-5) <= exact + 1e-3
 
 
-def test_nothing_costs_nothing_and_more_costs_more() -> None:
+def test_more_costs_more_from_nothing_to_an_epsilon_without_meaning() -> None:
     one = NoisySums(0.1, 1.5, 10)
     costs = [epsilon([], 1e-5), epsilon([one], 1e-5), epsilon([one, one], 1e-5)]
     assert costs[0] == 0.0
     assert costs == sorted(set(costs))
     assert epsilon([one, one], 1e-5) == epsilon([NoisySums(0.1, 1.5, 20)], 1e-5)
     assert epsilon([one], 1e-7) > epsilon([one], 1e-5)
-
-
-def test_an_epsilon_without_meaning_is_infinite_and_large_losses_are_bounded_without_minutes_of_work() -> None:
     for events in (NoisySums(1.0, 1e-4, 1), NoisySums(1.0, 1.0, 10**9)):
         assert epsilon([events], 1e-5) == math.inf
     assert 20_000 < epsilon([NoisySums(0.5, 0.3, 10_000)], 1e-5) < 30_000

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model
 from tests.support.sum_server import SumServer, steps_of
+from tests.support.training_doubles import KilledError
 
 from protofed.client.agent import task_tools
 from protofed.client.agent.agent import Agent
@@ -442,9 +443,6 @@ def test_a_daemon_killed_after_its_numbers_were_taken_counts_them(
 def test_an_update_leaves_by_the_recipe_of_its_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits without noise, which its sum adds: by another recipe, offered while the daemon was down, too little."""
     daemon, base = Daemon(tmp_path, "ann", SHARED), codec.encode(BASE)
-
-    class KilledError(BaseException):
-        """Nothing catches it."""
 
     def killed_after_staging(failpoint: str) -> None:
         if failpoint == "staged":

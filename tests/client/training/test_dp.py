@@ -95,7 +95,7 @@ def words(payload: Payload = MODEL) -> NDArray[np.uint64]:
     return found
 
 
-def test_shares_of_some_sites_add_up_to_the_noise_of_the_sum() -> None:
+def test_shares_add_up_to_the_noise_of_the_sum_and_depend_on_nothing_that_they_hide() -> None:
     noisy = [share_of(site).on_words(LAYOUT, words(), 40) for site in range(4)]
     sums = LAYOUT.named(POINT.decoded(sum(noisy[1:], noisy[0]) - np.uint64(4) * words()))
     for key in ("mean/body/w", "mean/head/b"):
@@ -103,9 +103,6 @@ def test_shares_of_some_sites_add_up_to_the_noise_of_the_sum() -> None:
         assert abs(sums[key].mean()) < 5 * 0.2 / math.sqrt(sums[key].size)
     assert sums["weight"] == 0.0, "how many sites there are is public"
     assert len({noise.tobytes() for noise in noisy}) == 4
-
-
-def test_a_share_does_not_depend_on_what_it_hides_and_wraps_where_it_would_clip() -> None:
     other = {part: {name: array * 0 for name, array in tensors.items()} for part, tensors in MODEL.items()}
     most = np.full(LAYOUT.size, 2**63 - 1, np.uint64)
     drawn = {(share_of(1).on_words(LAYOUT, some, 40) - some).tobytes() for some in (words(), words(other), most)}

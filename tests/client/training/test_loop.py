@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-from tests.support.training_doubles import Short
+from tests.support.training_doubles import LocalOf, Short
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -38,8 +38,6 @@ from protofed.common.config.recipe import Plan
 from protofed.common.config.tables import Input
 from protofed.common.errors import CodecError, ConfigError, DataError, FailureReason, TaskFailedError
 from protofed.common.payload import Part, Tensors
-
-LocalOf = Callable[..., FitContext]
 
 
 def mean_of(local: FitContext) -> Loss:

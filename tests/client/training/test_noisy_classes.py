@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from tests.support.dp_contexts import with_noise
+from tests.support.training_doubles import LocalOf
 from torch import Tensor
 
 from protofed.client.training.context import FitContext
@@ -17,7 +17,6 @@ from protofed.client.training.noisy_steps import label_shares, noisy_matrix
 from protofed.common.config.recipe import DpCost, DpPlan
 from protofed.common.errors import ConfigError, TaskFailedError
 
-LocalOf = Callable[..., FitContext]
 TINY = 1e-9
 
 

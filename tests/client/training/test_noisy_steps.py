@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.dp_contexts import with_noise
-from tests.support.training_doubles import Deadly, KilledError
+from tests.support.training_doubles import Deadly, KilledError, LocalOf
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
@@ -206,7 +206,6 @@ def test_a_gradient_that_is_no_number_counts_as_nothing_and_leaves_other_patient
 
 # Steps, by the fixture's site: features body * x, mean output body * head * x, in double precision
 
-LocalOf = Callable[..., FitContext]
 TINY = 1e-9
 
 

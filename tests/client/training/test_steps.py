@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from tests.support.branched import Branched
-from tests.support.training_doubles import Short
+from tests.support.training_doubles import LocalOf, Short
 from torch import Tensor, nn
 
 from protofed.client.models.split import dump
@@ -18,8 +17,6 @@ from protofed.client.training.loop import Loss, Step, Trained, train
 from protofed.client.training.progress import ParameterGroup
 from protofed.common.errors import FailureReason, TaskFailedError
 from protofed.common.payload import Part
-
-LocalOf = Callable[..., FitContext]
 
 
 def product(body: Tensor, head: Tensor) -> Loss:

@@ -106,10 +106,14 @@ def expect(found: ConnectionDiagnosis, kind: DiagnosisCode, *facts: str) -> None
     assert [fact for fact in facts if fact not in found.text] == []
 
 
-def test_a_server_that_takes_the_certificate_is_fine(serve: Start, identity: Identity, tmp_path: Path) -> None:
+def test_a_server_that_takes_the_certificate_is_fine_and_another_refuses_it(
+    serve: Start, identity: Identity, tmp_path: Path
+) -> None:
     found = diagnose(serve(), identity)
     expect(found, DiagnosisCode.FINE, "takes the certificate of site 'ann'")
     assert found.server_fingerprint == fingerprint((tmp_path / "server-0" / "cert.pem").read_bytes())
+    found = diagnose(serve(trusted=Authority.make()), identity)
+    expect(found, DiagnosisCode.REFUSED, "site 'ann'", identity.certificate.fingerprint[:16])
 
 
 def test_a_name_that_is_unknown_a_port_on_which_nothing_listens_and_no_answer_at_all(
@@ -125,9 +129,11 @@ def test_a_name_that_is_unknown_a_port_on_which_nothing_listens_and_no_answer_at
     expect(diagnose("192.0.2.1:7443", identity), DiagnosisCode.NO_ANSWER, "192.0.2.1:7443")
 
 
-def test_a_server_in_plain_text(identity: Identity, listen: Any) -> None:
+def test_a_server_in_plain_text_or_one_that_is_busy(identity: Identity, listen: Any, context: ssl.SSLContext) -> None:
     address = listen(lambda line: (line.recv(4096), line.sendall(b"\0\0\x12\4\0\0\0\0\0" + bytes(18))))
     expect(diagnose(address, identity), DiagnosisCode.NOT_TLS, "does not speak TLS")
+    expect(diagnose(listen(handshake(context)), identity), DiagnosisCode.BUSY, "hangs")
+    expect(diagnose(listen(lambda line: line.close()), identity), DiagnosisCode.BUSY, "has no room")
 
 
 @pytest.fixture
@@ -149,11 +155,6 @@ def test_an_alert_of_the_server_is_told(context: ssl.SSLContext, identity: Ident
     expect(diagnose(listen(handshake(context)), identity), DiagnosisCode.REFUSED, "(unknown ca)")
 
 
-def test_a_server_that_is_busy(context: ssl.SSLContext, identity: Identity, listen: Any) -> None:
-    expect(diagnose(listen(handshake(context)), identity), DiagnosisCode.BUSY, "hangs")
-    expect(diagnose(listen(lambda line: line.close()), identity), DiagnosisCode.BUSY, "has no room")
-
-
 def test_a_server_of_another_authority_purpose_or_name(serve: Start, identity: Identity, tmp_path: Path) -> None:
     found = diagnose(serve(Authority.make()), identity)
     expect(found, DiagnosisCode.SERVER_AUTHORITY, str(tmp_path / "ann" / "ca.pem"), "nothing was sent")
@@ -170,11 +171,6 @@ def test_a_server_whose_certificate_is_not_valid_now(days: tuple[int, int], serv
     begins, ends = (datetime.now(UTC) + timedelta(days=day) for day in days)
     found = diagnose(serve(begins=begins, ends=ends), identity)
     expect(found, DiagnosisCode.SERVER_DATES, f"{begins:%Y-%m-%d}", f"{ends:%Y-%m-%d}", "clock")
-
-
-def test_a_server_that_does_not_take_the_certificate(serve: Start, identity: Identity) -> None:
-    found = diagnose(serve(trusted=Authority.make()), identity)
-    expect(found, DiagnosisCode.REFUSED, "site 'ann'", identity.certificate.fingerprint[:16])
 
 
 @pytest.mark.parametrize(("days", "phrase"), [(400, "has expired"), (-2, "is not yet valid")])
@@ -204,16 +200,13 @@ def proxy() -> Iterator[Callable[..., ConnectProxy]]:
         one.die()
 
 
-def test_the_proxy_resolves_the_name(proxy: Any, serve: Start, identity: Identity) -> None:
+def test_the_proxy_resolves_the_name_and_may_want_a_password(proxy: Any, serve: Start, identity: Identity) -> None:
     way = proxy("ann:hunter2@home")
     way.names["fl.test"] = "127.0.0.1"
     port = serve(hosts=("fl.test",)).rpartition(":")[2]
     found = diagnose(f"fl.test:{port}", identity, Proxy.read(f"http://ann:{SECRET}@{way.address}"))
     expect(found, DiagnosisCode.FINE)
     assert way.asked == [f"fl.test:{port}"]
-
-
-def test_a_proxy_that_wants_a_password(proxy: Any, identity: Identity) -> None:
     way = proxy("ann:other")
     found = diagnose("127.0.0.1:1", identity, Proxy.read(f"http://ann:{SECRET}@{way.address}"))
     expect(found, DiagnosisCode.PROXY_PASSWORD, way.address, "407")

@@ -153,7 +153,13 @@ def link(start: Start, connect: Connect) -> GrpcLink:
 # Away and back
 
 
-def test_a_server_is_waited_for(start: Start, connect: Connect, background: Background, unused_port: int) -> None:
+def test_a_server_is_waited_for_unless_a_daemon_was_told_to_give_up(
+    connect: Connect, unused_port: int, start: Start, background: Background
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(UnavailableError, match=f"{unused_port}"):
+        connect(f"127.0.0.1:{unused_port}", give_up_after_s=0.3).enroll()
+    assert 0.3 <= time.monotonic() - began < 5
     enrolled = background(connect(f"127.0.0.1:{unused_port}").enroll)
     time.sleep(0.3)
     assert not enrolled.done()
@@ -202,13 +208,6 @@ def test_only_a_call_that_the_server_did_counts_as_its_answer(server: Servicer, 
     before = time.monotonic()
     link.enroll()
     assert before <= link.answered_at <= time.monotonic()
-
-
-def test_it_gives_up_if_it_was_told_to_and_names_the_address(connect: Connect, unused_port: int) -> None:
-    began = time.monotonic()
-    with pytest.raises(UnavailableError, match=f"{unused_port}"):
-        connect(f"127.0.0.1:{unused_port}", give_up_after_s=0.3).enroll()
-    assert 0.3 <= time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(
