@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.support.clock import Clock
 from torch import Tensor, nn
 
 from protofed.client.agent import scores
 from protofed.client.data.site_data import Augment, Batch, Examples, SiteData
 from protofed.client.models.split import SplitModel
+from protofed.client.policy.approval import FOLDER, Approvals
 from protofed.client.training.context import FitContext
 from protofed.common.config.recipe import Plan, Sampling
 from protofed.common.config.tables import Input
@@ -22,8 +25,6 @@ ONE_PIXEL = Input(shape=(1, 1, 1), mean=(0.0,), std=(1.0,))
 
 @dataclass(frozen=True, eq=False)
 class InOrder(SiteData):
-    """Not shuffled."""
-
     def batches(
         self,
         size: int,
@@ -46,6 +47,16 @@ class Times(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.double().flatten(1) * self.weight
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def approvals(tmp_path: Path, clock: Clock) -> Approvals:
+    return Approvals(tmp_path / "state" / FOLDER, clock)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
-    """As many GPUs as are said, as far as PyTorch tells."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
 

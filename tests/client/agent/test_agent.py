@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,6 @@ from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import (
     CodecError,
-    DataError,
     ExcludedError,
     FailureReason,
     FencedError,
@@ -44,13 +42,6 @@ from protofed.common.payload import Part, Payload, same_tensors
 from protofed.common.protocol.messages import Activity, Finished, Progress, Role, Task, TaskKind, Verdict, Wait
 from protofed.common.storage import files
 
-
-@pytest.fixture(autouse=True)
-def plain_logs(quiet_logs: None) -> None:
-    """Tracebacks without the locals of every frame, which take seconds to print."""
-    structlog.configure(processors=[structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)])
-
-
 # The first model
 
 
@@ -58,8 +49,12 @@ def test_the_first_model_is_the_seeds_whoever_makes_it() -> None:
     made = []
     for name, seed in (("ann", 0), ("bob", 0), ("ann", 1)):
         harness = AgentHarness(name=name, recipe={**RUN, "seed": seed})
+        daemon = harness.agent()
+        daemon.step(0.0)
         task = harness.offer(TaskKind.INITIALISE, 0)
-        harness.agent().step(0.0)
+        before = torch.get_rng_state()
+        daemon.step(0.0)
+        assert torch.equal(torch.get_rng_state(), before)  # it moves no other random number
         ((pushed, released),) = harness.link.pushed
         assert pushed == task
         assert harness.store.unsettled("run") == []
@@ -67,17 +62,6 @@ def test_the_first_model_is_the_seeds_whoever_makes_it() -> None:
     assert made[0].data == made[1].data != made[2].data
     assert {spec.part for spec in made[0].manifest.tensors} == {Part.BODY, Part.HEAD}
     assert (made[0].metrics, made[0].weight) == ({}, None)
-
-
-def test_the_first_model_moves_no_other_random_number() -> None:
-    harness = AgentHarness()
-    daemon = harness.agent()
-    daemon.step(0.0)
-    harness.offer(TaskKind.INITIALISE, 0)
-    before = torch.get_rng_state()
-    daemon.step(0.0)
-    assert len(harness.link.pushed) == 1
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 # Fits and their outcomes
@@ -142,45 +126,39 @@ def test_a_link_that_dies_in_a_push_is_mended_with_the_same_bytes() -> None:
     assert harness.declined() == []
 
 
-def test_a_restarted_daemon_hands_in_what_has_no_receipt(tmp_path: Path) -> None:
+@pytest.fixture
+def restarted(tmp_path: Path) -> AgentHarness:
+    """A site that has trained, lost the connection in its push, and started again."""
     harness = AgentHarness(store=DiskStore(tmp_path), rules={**RULES, "example_count": True})
-    task = harness.fit(1)
-    harness.link.failing["push"] = [UnavailableError("the connection was closed")]
-    with pytest.raises(UnavailableError):
-        harness.agent().step(0.0)
-    harness.restart(tmp_path)
-    assert harness.agent().step(0.0) == Wait(1.0)
-    (_, lost), (again, kept) = harness.link.tried
-    assert again == task
-    assert (lost.data, lost.metrics, lost.weight) == (kept.data, kept.metrics, kept.weight)
-    assert kept.weight == 12.0
-    assert harness.link.calls["fetch"] == 1  # it was not trained again
-    assert harness.store.last_counted("run", 2).round == 1
-
-
-def test_what_is_handed_in_late_is_forgotten_if_the_round_is_closed(tmp_path: Path) -> None:
-    harness = AgentHarness(store=DiskStore(tmp_path))
     harness.fit(1)
     harness.link.failing["push"] = [UnavailableError("the connection was closed")]
     with pytest.raises(UnavailableError):
         harness.agent().step(0.0)
     harness.restart(tmp_path)
-    harness.link.verdict = Verdict.LATE
-    harness.agent().step(0.0)
-    assert (harness.store.last_counted("run", 9), harness.store.unsettled("run")) == (SiteState(), [])
+    return harness
 
 
-def test_what_is_handed_in_late_passes_the_policy_of_today(tmp_path: Path) -> None:
-    harness = AgentHarness(store=DiskStore(tmp_path))
-    task = harness.fit(1)
-    harness.link.failing["push"] = [UnavailableError("the connection was closed")]
-    with pytest.raises(UnavailableError):
-        harness.agent().step(0.0)
-    harness.restart(tmp_path)
-    harness.rules["max_update_mb"] = 1e-6
-    harness.agent().step(0.0)
-    assert harness.link.pushed == []
-    assert harness.declined() == [(task.task_id, FailureReason.POLICY)]
+def test_a_restarted_daemon_hands_in_what_has_no_receipt(restarted: AgentHarness) -> None:
+    assert restarted.agent().step(0.0) == Wait(1.0)
+    (task, lost), (again, kept) = restarted.link.tried
+    assert again == task
+    assert (lost.data, lost.metrics, lost.weight) == (kept.data, kept.metrics, kept.weight)
+    assert kept.weight == 12.0
+    assert restarted.link.calls["fetch"] == 1  # it was not trained again
+    assert restarted.store.last_counted("run", 2).round == 1
+
+
+def test_what_is_handed_in_late_is_forgotten_if_the_round_is_closed(restarted: AgentHarness) -> None:
+    restarted.link.verdict = Verdict.LATE
+    restarted.agent().step(0.0)
+    assert (restarted.store.last_counted("run", 9), restarted.store.unsettled("run")) == (SiteState(), [])
+
+
+def test_what_is_handed_in_late_passes_the_policy_of_today(restarted: AgentHarness) -> None:
+    restarted.rules["max_update_mb"] = 1e-6
+    restarted.agent().step(0.0)
+    assert restarted.link.pushed == []
+    assert [reason for _, reason in restarted.declined()] == [FailureReason.POLICY]
 
 
 def test_a_base_is_fetched_once() -> None:
@@ -207,11 +185,8 @@ def test_what_the_server_did_not_take_is_handed_in_again_without_training() -> N
     daemon.step(0.0)
     (_, first), (again, second) = harness.link.tried
     assert (again, first.data) == (task, second.data)
-    assert (harness.store.last_counted("run", 2).round, harness.store.unsettled("run"), harness.declined()) == (
-        1,
-        [],
-        [],
-    )
+    assert harness.store.last_counted("run", 2).round == 1
+    assert (harness.store.unsettled("run"), harness.declined()) == ([], [])
 
 
 def never() -> None:
@@ -234,8 +209,7 @@ def test_a_task_that_the_server_takes_back_ends_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "rules",
-    [{"methods": ["fednh"]}, {"parts": ["body", "prototypes"]}, {"hide_class_presence": True}],
+    "rules", [{"methods": ["fednh"]}, {"parts": ["body", "prototypes"]}, {"hide_class_presence": True}]
 )
 def test_a_run_that_the_policy_does_not_name_is_declined(rules: dict[str, Any]) -> None:
     harness = AgentHarness(rules={**RULES, **rules}, load_data=not_to_be_loaded)
@@ -254,95 +228,16 @@ def test_an_update_that_the_policy_refuses_does_not_leave() -> None:
     assert (harness.store.last_counted("run", 9), harness.store.unsettled("run")) == (SiteState(), [])
 
 
-@pytest.mark.parametrize(
-    "table",
-    [
-        {"method": {"name": "fedavgg"}},
-        {"method": {"name": "fedavg", "speed": 3}},
-        {"method": {"name": "fednh", "fixed_scale": "perhaps"}},
-        {"model": {"name": "mpl"}},
-        {"model": {"name": "mlp", "hidden": [0]}},
-        {"model": {"name": "conv2cifar"}},  # too small an image
-    ],
-)
-def test_a_run_that_this_site_cannot_make_sense_of_is_declined(table: dict[str, Any]) -> None:
-    harness = AgentHarness(recipe={**RUN, **table}, load_data=not_to_be_loaded)
-    task = harness.fit(1)
-    harness.agent().step(0.0)
-    assert harness.declined() == [(task.task_id, FailureReason.REFUSED)]
-    assert harness.link.calls == {"enroll": 1, "next_task": 1}
-
-
-@pytest.mark.parametrize(
-    ("said", "instead"),
-    [
-        ('"epochs":2', '"epochs":0'),
-        ('"epochs":2', '"epochs":2e9,"epoch":1'),
-        ('"lr":0.1', '"lr":-0.1'),
-        ('"lr":0.1', '"lr":NaN'),
-        ('"optimizer":"sgd"', '"optimizer":"os.system"'),
-        ('"classes":3', '"classes":1'),
-        ('"run"', '"../run"'),
-        ("}", ""),
-        ("{", "["),
-    ],
-)
-def test_a_recipe_that_is_out_of_range_is_declined(said: str, instead: str) -> None:
-    harness = AgentHarness(load_data=not_to_be_loaded)
-    assert said in harness.link.recipe
-    harness.link.recipe = harness.link.recipe.replace(said, instead)
-    task = harness.fit(1)
-    harness.agent().step(0.0)
-    assert harness.declined() == [(task.task_id, FailureReason.REFUSED)]
-    assert harness.link.calls == {"enroll": 1, "next_task": 1}
-
-
-def test_code_that_the_policy_does_not_name_is_never_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "site_of_evil.py").write_text("import pathlib; pathlib.Path(__file__).with_name('ran').touch()")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    harness = AgentHarness(recipe={**RUN, "model": {"name": "site_of_evil:make"}})
-    harness.rules["plugins"] = ["site_of_evil:other"]
-    tasks = [harness.offer(TaskKind.INITIALISE, 0), harness.fit(1)]
-    work(harness.agent(), 2)
-    assert harness.declined() == [(task.task_id, FailureReason.REFUSED) for task in tasks]
-    assert "site_of_evil" not in sys.modules
-    assert not (tmp_path / "ran").exists()
-
-
-def test_a_run_that_the_sites_data_do_not_serve_is_declined() -> None:
-    def broken(_: Recipe) -> SiteData:
-        raise DataError("no data at /data")
-
-    harness = AgentHarness(load_data=broken)
-    tasks = [harness.fit(1), harness.score(1)]
-    work(harness.agent(), 2)
-    assert harness.declined() == [(task.task_id, FailureReason.DATA) for task in tasks]
-    assert harness.link.calls == {"enroll": 1, "next_task": 2}
-
-
 def scoring_only(recipe: Recipe) -> SiteData:
     return SiteData.for_scoring(site_data().test, recipe.input, recipe.classes)
 
 
 def confused(model: SplitModel) -> SplitModel:
-    """The model gives NaN."""
     model.register_forward_hook(lambda _model, _x, logits: logits * float("nan"))
     return model
 
 
-def broken_model(model: SplitModel) -> SplitModel:
-    """A site's own model that fails in a way that nobody foresaw."""
-
-    def fail(*_: Any) -> None:
-        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-
-    model.register_forward_pre_hook(fail)
-    return model
-
-
 def broken(error: Exception) -> Callable[[SplitModel], SplitModel]:
-    """The model's own code fails, or the driver below it."""
-
     def wrap(model: SplitModel) -> SplitModel:
         def fail(*_: Any) -> None:
             raise error
@@ -353,12 +248,11 @@ def broken(error: Exception) -> Callable[[SplitModel], SplitModel]:
     return wrap
 
 
+ONLY_EVALUATES = frozenset({Role.EVALUATOR})
 NO_MEMORY = torch.OutOfMemoryError("simulated")
 
 
 class FullDisk(MemoryStore):
-    """Nothing can be kept."""
-
     def stage(self, task: Task, outcome: Any) -> None:
         raise StateError("cannot write: no space left on device")
 
@@ -368,22 +262,15 @@ class FullDisk(MemoryStore):
     [
         ({"load_data": scoring_only}, TaskKind.FIT, FailureReason.DATA),
         ({"wrap": broken(NO_MEMORY)}, TaskKind.FIT, FailureReason.OUT_OF_MEMORY),
-        (
-            {"wrap": broken(NO_MEMORY), "roles": frozenset({Role.EVALUATOR})},
-            TaskKind.SCORE,
-            FailureReason.OUT_OF_MEMORY,
-        ),
+        ({"wrap": broken(NO_MEMORY), "roles": ONLY_EVALUATES}, TaskKind.SCORE, FailureReason.OUT_OF_MEMORY),
         ({"wrap": broken(torch.AcceleratorError("simulated"))}, TaskKind.FIT, FailureReason.DEVICE),
         ({"wrap": broken(ValueError("one value per channel"))}, TaskKind.FIT, FailureReason.INTERNAL),
         ({"wrap": broken(KeyError("of mine")), "roles": frozenset(Role)}, TaskKind.SCORE, FailureReason.INTERNAL),
         ({"wrap": confused}, TaskKind.FIT, FailureReason.NUMERIC),
-        ({"wrap": broken_model}, TaskKind.FIT, FailureReason.INTERNAL),
         ({"store": FullDisk()}, TaskKind.FIT, FailureReason.DISK),
     ],
 )
-def test_a_task_that_cannot_be_done_is_declined_by_its_reason(
-    changes: dict[str, Any], kind: TaskKind, reason: FailureReason
-) -> None:
+def test_a_task_that_cannot_be_done_is_declined(changes: dict[str, Any], kind: TaskKind, reason: FailureReason) -> None:
     harness = AgentHarness(**changes)
     first, second = (harness.offer(kind, number, first_model()) for number in (1, 2))
     work(harness.agent(), 2)
@@ -408,14 +295,12 @@ def fednh(**parts: Any) -> Payload:
     [
         ("fedavg", {}),
         ("fedavg", first_model(hidden=[5])),
-        ("fedavg", first_model(hidden=[4, 4])),
         ("fedavg", {Part.BODY: first_model()[Part.BODY]}),
         ("fedavg", {Part.HEAD: first_model()[Part.HEAD]}),
         ("solo", {Part.BODY: first_model()[Part.BODY]}),
         ("fednh", first_model()),
         ("fednh", fednh(prototypes=None)),
         ("fednh", fednh(prototypes={"means": np.eye(3, 4, dtype=np.float32)})),
-        ("fednh", fednh(prototypes={"mean": np.eye(2, 4, dtype=np.float32)})),
         ("fednh", fednh(prototypes={"mean": np.eye(3, 5, dtype=np.float32)})),
         ("fednh", fednh(head={"scale": np.ones(2, np.float32)})),
     ],
@@ -458,25 +343,10 @@ def test_a_task_called_off_leaves_nothing_behind() -> None:
     last = harness.fit(3)
     harness.now.aborted_task_id = off.task_id
     work(daemon, 3)
-    assert [(task.task_id, harness.link.calls["push"]) for task, _ in harness.link.tried] == [
-        ("n-fit-1", 2),
-        (last.task_id, 2),
-    ]
+    assert [task.task_id for task, _ in harness.link.tried] == ["n-fit-1", last.task_id]
     assert harness.declined() == []
     assert (harness.store.unsettled("run"), harness.store.last_counted("run", 3).round) == ([], 1)
     assert harness.store.last_counted("run", 4).round == 3
-
-
-def test_memory_is_as_before_a_task_that_was_called_off() -> None:
-    harness = AgentHarness(recipe={**RUN, "method": {"name": "solo"}})
-    daemon = harness.agent()
-    harness.fit(1)
-    daemon.step(0.0)
-    before = harness.store.last_counted("run", 9)
-    harness.now.aborted_task_id = harness.fit(2).task_id
-    daemon.step(0.0)
-    assert harness.store.last_counted("run", 9) is before
-    assert harness.store.unsettled("run") == []
 
 
 @pytest.fixture
@@ -493,9 +363,7 @@ def full_for_receipts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return full
 
 
-def test_a_round_that_counted_while_the_disk_was_full_is_not_trained_past(
-    tmp_path: Path, full_for_receipts: list[bool]
-) -> None:
+def test_a_round_that_counted_on_a_full_disk_is_not_trained_past(tmp_path: Path, full_for_receipts: list[bool]) -> None:
     harness = AgentHarness(store=DiskStore(tmp_path), recipe={**RUN, "method": {"name": "solo"}})
     daemon, first, second = harness.agent(), harness.fit(1), harness.fit(2)
     work(daemon, 2)
@@ -509,9 +377,7 @@ def test_a_round_that_counted_while_the_disk_was_full_is_not_trained_past(
     assert harness.store.unsettled("run") == []
 
 
-def test_a_receipt_that_no_disk_took_is_forgotten_with_its_update(
-    tmp_path: Path, full_for_receipts: list[bool]
-) -> None:
+def test_a_receipt_that_no_disk_took_goes_with_its_update(tmp_path: Path, full_for_receipts: list[bool]) -> None:
     harness = AgentHarness(store=DiskStore(tmp_path))
     daemon = harness.agent()
     harness.fit(1)
@@ -568,37 +434,23 @@ def test_a_heartbeat_sees_that_scoring_gets_on(role: Role) -> None:
     task = harness.score(1)
     daemon.step(0.0)
     assert harness.now.seen == [Progress(task.task_id, Activity.SCORING, 0, 0, True, 77)]  # type: ignore[attr-defined]
+    if role is Role.EVALUATOR:  # a scoring that is called off ends at the next batch
+        harness.now.aborted_task_id = harness.score(2).task_id
+        daemon.step(0.0)
+        assert (len(harness.link.scores), harness.declined()) == (1, [])
 
 
-def test_a_scoring_that_is_called_off_ends_at_the_next_batch() -> None:
-    harness = AgentHarness(roles=frozenset({Role.EVALUATOR}))
-    harness.now.aborted_task_id = harness.score(1).task_id
-    harness.agent().step(0.0)
-    assert (harness.link.scores, harness.declined()) == ([], [])
-
-
-def test_a_daemon_that_loads_its_first_data_already_beats() -> None:
+def test_a_daemon_that_loads_its_first_data_already_beats_and_a_run_that_is_left_meanwhile_stays_left() -> None:
     harness, runs = AgentHarness(), list[str]()
 
     def load(_: Recipe) -> SiteData:
         runs.append(harness.now.run)
-        return site_data()
-
-    harness.load_data = load
-    harness.agent().step(0.0)
-    assert runs == ["run"]
-
-
-def test_a_run_that_is_left_while_its_data_are_loaded_stays_left() -> None:
-    harness = AgentHarness()
-
-    def load(_: Recipe) -> SiteData:
         harness.now.left_run = harness.now.run  # as the decision watch sets it
         return site_data()
 
     harness.load_data = load
     harness.agent().step(0.0)
-    assert harness.now.left_run == "run"
+    assert [*runs, harness.now.left_run] == ["run", "run"]
 
 
 def test_a_heartbeat_sees_the_upload() -> None:
@@ -648,7 +500,6 @@ def test_personal_scores_are_those_of_the_sites_own_model(method: str) -> None:
 
 
 def installed(method: str, base: Payload) -> Payload:
-    """A base as a whole model."""
     if method != "fednh":
         return base
     head = {"prototypes": base[Part.PROTOTYPES]["mean"], "scale": base[Part.HEAD]["scale"]}
@@ -693,18 +544,19 @@ def test_an_evaluator_scores_the_global_model() -> None:
     for seed in (5, 6):
         harness.score(seed - 4, first_model(seed=seed))
         daemon.step(0.0)
-    assert [set(scores) for scores in harness.link.scores] == [GLOBAL, GLOBAL]
-    for seed, scores in zip((5, 6), harness.link.scores, strict=True):
-        assert scores["global.accuracy"] == accuracy("fedavg", first_model(seed=seed))
+        assert set(harness.link.scores[-1]) == GLOBAL
+        assert harness.link.scores[-1]["global.accuracy"] == accuracy("fedavg", first_model(seed=seed))
 
 
 @pytest.mark.usefixtures("few_images")
-def test_a_daemon_of_both_roles_gives_both() -> None:
-    harness = AgentHarness(roles=frozenset(Role))
-    harness.fit(1)
-    harness.score(1)
-    work(harness.agent(), 2)
-    assert set(harness.link.scores[0]) == PERSONAL | GLOBAL
+def test_a_daemon_of_both_roles_gives_both_as_far_as_the_policy_says() -> None:
+    for rules, given in ((RULES, PERSONAL | GLOBAL), ({**RULES, "metrics": ["personal.pm_v"]}, {"personal.pm_v"})):
+        harness = AgentHarness(roles=frozenset(Role), rules=rules)
+        harness.fit(1)
+        harness.score(1)
+        work(harness.agent(), 2)
+        assert set(harness.link.scores[0]) == given
+    assert harness.link.pushed[0][1].metrics == {}
 
 
 LOCAL = {f"{of}.local.{name}" for of in ("global", "personal") for name in ("accuracy", "balanced_accuracy")}
@@ -712,7 +564,6 @@ WITH_LOCAL = {**RULES, "metrics": [*RULES["metrics"], *LOCAL]}
 
 
 def with_local_test(recipe: Recipe) -> SiteData:
-    """The site's own test set is its training examples."""
     return replace(site_data(), local_test=site_data().train)
 
 
@@ -726,32 +577,21 @@ def test_the_global_model_is_scored_on_a_sites_own_test_set_too() -> None:
     assert harness.link.scores[0].keys() == {name for name in LOCAL if name.startswith("global")}
     assert harness.link.scores[1].keys() == PERSONAL | LOCAL
     assert harness.link.scores[1]["global.local.accuracy"] == harness.link.scores[0]["global.local.accuracy"]
-
-
-@pytest.mark.usefixtures("few_images")
-def test_without_a_common_test_set_only_the_own_one_gives_scores() -> None:
-    def own_only(recipe: Recipe) -> SiteData:
-        return replace(with_local_test(recipe), test=no_examples(recipe.input))
-
-    harness = AgentHarness(rules=WITH_LOCAL, load_data=own_only)
-    harness.fit(1)
-    harness.score(1)
-    work(harness.agent(), 2)
-    assert harness.link.scores[0].keys() == LOCAL
+    alone = AgentHarness(  # without a common test set only the own one gives scores
+        rules=WITH_LOCAL, load_data=lambda recipe: replace(with_local_test(recipe), test=no_examples(recipe.input))
+    )
+    alone.fit(1)
+    alone.score(1)
+    work(alone.agent(), 2)
+    assert alone.link.scores[0].keys() == LOCAL
 
 
 @pytest.mark.usefixtures("few_images")
 def test_a_method_that_predicts_with_what_it_installs_is_scored_as_downloaded() -> None:
-    harness = AgentHarness(
-        recipe={**RUN, "method": {"name": "cwfedavg"}},
-        rules={
-            **WITH_LOCAL,
-            "methods": ["cwfedavg"],
-            "parts": ["body", "head", "class-shares"],
-            "class_distribution_estimate": True,
-        },
-        load_data=with_local_test,
-    )
+    parts = ["body", "head", "class-shares"]
+    rules = {**WITH_LOCAL, "methods": ["cwfedavg"], "parts": parts, "class_distribution_estimate": True}
+    recipe = {**RUN, "method": {"name": "cwfedavg"}}
+    harness = AgentHarness(recipe=recipe, rules=rules, load_data=with_local_test)
     harness.fit(1, first_model(seed=5))
     for number, seed in ((1, 6), (1, 6), (2, 7)):
         harness.score(number, first_model(seed=seed))
@@ -769,29 +609,27 @@ def test_a_policy_names_what_is_told_of_every_class_once() -> None:
     assert harness.link.scores[0].keys() == {"global.recall.0", "global.recall.1", "global.recall.2"}
 
 
-@pytest.mark.usefixtures("few_images")
-def test_scores_pass_the_policy() -> None:
-    harness = AgentHarness(roles=frozenset(Role), rules={**RULES, "metrics": ["personal.pm_v"]})
-    harness.fit(1)
-    harness.score(1)
-    work(harness.agent(), 2)
-    assert set(harness.link.scores[0]) == {"personal.pm_v"}
-    assert harness.link.pushed[0][1].metrics == {}
-
-
 # Enrolling
 
 
-@pytest.mark.parametrize("call", ["enroll", "next_task"])
-def test_an_excluded_site_waits_and_enrolls_again(call: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "pause_s", "call"),
+    [
+        *[(ExcludedError("by the operator"), EXCLUDED_PAUSE_S, call) for call in ("enroll", "next_task")],
+        *[(IncidentError("incident 0"), INCIDENT_PAUSE_S, call) for call in ("enroll", "next_task", "push")],
+    ],
+)
+def test_an_excluded_site_waits_enrolls_again_and_loses_nothing(error: Exception, pause_s: float, call: str) -> None:
     harness = AgentHarness()
     task = harness.fit(1)
-    harness.link.failing[call] = [ExcludedError("by the operator")]
+    harness.link.failing[call] = [error]
     daemon = harness.agent()
     assert daemon.step(0.0) == Wait(0.0)
-    assert harness.pauses == [EXCLUDED_PAUSE_S]
-    assert daemon.step(0.0) == task
+    assert harness.pauses == [pause_s]
+    work(daemon, 1)
+    assert [pushed for pushed, _ in harness.link.pushed] == [task]
     assert harness.link.calls["enroll"] == 2
+    assert harness.declined() == []
 
 
 def test_an_exclusion_is_said_once_and_its_end_too() -> None:
@@ -806,12 +644,13 @@ def test_an_exclusion_is_said_once_and_its_end_too() -> None:
     assert [line["event"] for line in logs].count("the server takes this site again") == 1
 
 
-@pytest.mark.parametrize("call", ["enroll", "next_task", "fetch", "push"])
-def test_a_revoked_daemon_ends_and_declines_nothing(call: str) -> None:
+@pytest.mark.parametrize("call", ["enroll", "next_task", "fetch", "push", "report"])
+@pytest.mark.parametrize("error", [RevokedError("the laptop was lost"), FencedError("a newer daemon has enrolled")])
+def test_a_revoked_certificate_or_a_newer_daemon_ends_this_one(error: Exception, call: str) -> None:
     harness = AgentHarness()
-    harness.fit(1)
-    harness.link.failing[call] = [RevokedError("the laptop was lost")]
-    with pytest.raises(RevokedError):
+    harness.score(1) if call == "report" else harness.fit(1)
+    harness.link.failing[call] = [error]
+    with pytest.raises(type(error)):
         work(harness.agent(), 2)
     assert (harness.pauses, harness.declined()) == ([], [])
 
@@ -827,20 +666,6 @@ def test_a_revoked_daemon_enrolls_again_with_its_next_certificate() -> None:
     assert (harness.link.calls["enroll"], harness.now.run) == (2, "run")
 
 
-@pytest.mark.parametrize("call", ["enroll", "next_task", "push"])
-def test_after_an_incident_on_the_server_the_site_enrolls_again_and_loses_nothing(call: str) -> None:
-    harness = AgentHarness()
-    task = harness.fit(1)
-    harness.link.failing[call] = [IncidentError("internal error, incident 0")]
-    daemon = harness.agent()
-    assert daemon.step(0.0) == Wait(0.0)
-    assert harness.pauses == [INCIDENT_PAUSE_S]
-    work(daemon, 1)
-    assert [pushed for pushed, _ in harness.link.pushed] == [task]
-    assert harness.link.calls["enroll"] == 2
-    assert harness.declined() == []
-
-
 def test_a_site_excluded_while_it_hands_in_does_so_when_it_is_admitted() -> None:
     harness = AgentHarness()
     task = harness.fit(1)
@@ -851,16 +676,6 @@ def test_a_site_excluded_while_it_hands_in_does_so_when_it_is_admitted() -> None
     work(daemon, 2)
     assert [pushed for pushed, _ in harness.link.pushed] == [task]
     assert (harness.pauses, harness.declined()) == ([EXCLUDED_PAUSE_S], [])
-
-
-@pytest.mark.parametrize("call", ["enroll", "next_task", "fetch", "push", "report"])
-def test_a_newer_daemon_ends_this_one(call: str) -> None:
-    harness = AgentHarness()
-    harness.score(1) if call == "report" else harness.fit(1)
-    harness.link.failing[call] = [FencedError("a newer daemon has enrolled")]
-    with pytest.raises(FencedError):
-        harness.agent().step(0.0)
-    assert harness.declined() == []
 
 
 @pytest.mark.parametrize("call", ["next_task", "fetch", "report"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from tests.support.scripted_server import RULES, AgentHarness, give_secret
@@ -19,7 +18,6 @@ SECRET, RECIPE = "secret", "recipe"
 
 
 def context(folder: Path, order: str, round: int = 1, run: str = "run", name: str = "ann") -> FitContext:
-    """Of a daemon that has just been started on this folder."""
     harness = AgentHarness(store=DiskStore(folder), rules={**RULES, "batch_order": order}, name=name)
     site = harness.agent()._site
     assert isinstance(site.store, DiskStore)
@@ -42,41 +40,31 @@ def test_of_a_secret_only_its_site_knows_the_order(tmp_path: Path) -> None:
     public = seeded(0, 1, "ann", torch.device("cpu"))  # what the server knows: recipe, round and name
     assert len({one.rng.initial_seed(), other.rng.initial_seed(), public.initial_seed()}) == 3
     assert batches(one) != batches(other)
-
-
-def test_it_differs_by_round_and_run_and_survives_the_daemon(tmp_path: Path) -> None:
-    seeds = [context(tmp_path, SECRET, **at).rng.initial_seed() for at in ({}, {"round": 2}, {"run": "other"})]
+    seeds = [context(tmp_path / "a", SECRET, **at).rng.initial_seed() for at in ({}, {"round": 2}, {"run": "other"})]
     assert len(set(seeds)) == 3
-    assert context(tmp_path, SECRET).rng.initial_seed() == seeds[0]
+    assert seeds[0] == context(tmp_path / "a", SECRET).rng.initial_seed()  # it survives the daemon
 
 
-def test_dropout_follows_it_too(tmp_path: Path) -> None:
+def test_dropout_follows_it_too_and_of_the_recipe_it_is_that_of_a_simulation(tmp_path: Path) -> None:
     drawn = []
     for name in ("a", "b", "a"):
         give_secret(tmp_path / name, name.encode())
         context(tmp_path / name, SECRET)
         drawn.append(torch.rand(3).tolist())  # of the default generator
     assert drawn[0] == drawn[2] != drawn[1]
-
-
-def test_of_the_recipe_it_is_that_of_a_simulation(tmp_path: Path) -> None:
     for name in ("a", "b"):
         give_secret(tmp_path / name, name.encode())
         local = context(tmp_path / name, RECIPE)
         assert local.rng.initial_seed() == seeded(0, 1, "ann", torch.device("cpu")).initial_seed()
 
 
-def test_without_its_secret_a_site_trains_nothing(tmp_path: Path) -> None:
+def test_what_is_prepared_does_not_print_its_seed_and_without_its_secret_a_site_trains_nothing(tmp_path: Path) -> None:
+    give_secret(tmp_path)
+    harness = AgentHarness(store=DiskStore(tmp_path), rules={**RULES, "batch_order": SECRET})
+    prepared = prepare(harness.agent()._site, Assignment("run", harness.link.recipe))
+    assert str(prepared.seed) not in repr(prepared)
     (tmp_path / ".secret").write_bytes(b"short")
-    rules: dict[str, Any] = {**RULES, "batch_order": SECRET}
-    harness = AgentHarness(store=DiskStore(tmp_path), rules=rules)
+    harness.restart(tmp_path)
     task = harness.fit(1)
     harness.agent().step(0.0)
     assert harness.declined() == [(task.task_id, FailureReason.DISK)]
-
-
-def test_what_is_prepared_does_not_print_its_seed(tmp_path: Path) -> None:
-    give_secret(tmp_path)
-    harness = AgentHarness(store=DiskStore(tmp_path))
-    prepared = prepare(harness.agent()._site, Assignment("run", harness.link.recipe))
-    assert str(prepared.seed) not in repr(prepared)

@@ -49,7 +49,6 @@ def prepared(run: dict[str, Any], rules: dict[str, Any] | None = None, **site: A
 
 
 def cause_of(run: dict[str, Any], rules: dict[str, Any] | None = None) -> BaseException:
-    """Why a site takes no part."""
     with pytest.raises(TaskFailedError) as caught:
         prepared(run, rules)
     assert caught.value.__cause__ is not None
@@ -86,24 +85,16 @@ def test_what_a_round_of_a_method_costs(method: str, options: dict[str, Any], co
 WITHOUT = sorted(name for name in client_methods if not hasattr(client_methods.get(name), "dp_cost"))
 
 
-@pytest.mark.parametrize("method", WITHOUT)
-def test_a_method_without_noise_is_refused_by_its_name(method: str) -> None:
+def test_methods_and_options_without_noise_are_refused_by_their_names() -> None:
     assert {"scaffold", "moon", "creff", "cwfedavg-private"} <= set(WITHOUT)
-    with pytest.raises(ConfigError, match=f"'{method}'"):
-        dp_cost_of(client_methods.build(method, {}), method, Plan())
-
-
-@pytest.mark.parametrize(
-    ("method", "said"),
-    [
-        ({"name": "fedprp"}, "inter"),
-        ({"name": "fedprp", "inter": 0.0, "margins": "learned"}, "margins"),
-        ({"name": "cwfedavg", "shares": "true"}, "shares"),
-    ],
-)
-def test_options_without_noise_are_refused(method: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        dp_cost_of(client_methods.build(method["name"], {k: v for k, v in method.items() if k != "name"}), "m", Plan())
+    options: list[tuple[str, dict[str, Any], str]] = [
+        ("fedprp", {}, "inter"),
+        ("fedprp", {"inter": 0.0, "margins": "learned"}, "margins"),
+        ("cwfedavg", {"shares": "true"}, "shares"),
+    ]
+    for method, said_options, said in [*options, *((name, {}, f"'{name}'") for name in WITHOUT)]:
+        with pytest.raises(ConfigError, match=said):
+            dp_cost_of(client_methods.build(method, said_options), method, Plan())
 
 
 @pytest.mark.parametrize("method", ["fednh", "fedproc", "cwfedavg"])
@@ -116,33 +107,31 @@ def test_class_sums_need_a_noise_of_their_own(method: str) -> None:
 
 
 def test_a_model_that_normalises_over_batches_is_refused() -> None:
-    tables = {"input": {"shape": [1, 8, 8]}}
-    run = run_of(model={"name": "resnet18", "norm": "batch"}, **tables)
-    harness = AgentHarness(recipe=run, rules=ANYTHING, load_data=_of_eight)
+    def of_eight(recipe: Recipe) -> SiteData:
+        data = site_data()
+        large = replace(data.train, images=torch.nn.functional.interpolate(data.train.images, (8, 8)))
+        return replace(data, train=large, test=large, input=recipe.input)
+
+    run = run_of(model={"name": "resnet18", "norm": "batch"}, input={"shape": [1, 8, 8]})
+    harness = AgentHarness(recipe=run, rules=ANYTHING, load_data=of_eight)
     task = harness.fit(1)
     harness.agent().step(0.0)
     assert harness.declined() == [(task.task_id, FailureReason.REFUSED)]
     assert harness.link.pushed == []
 
 
-def _of_eight(recipe: Recipe) -> SiteData:
-    data = site_data()
-    large = replace(data.train, images=torch.nn.functional.interpolate(data.train.images, (8, 8)))
-    return replace(data, train=large, test=large, input=recipe.input)
-
-
-@pytest.mark.parametrize(
-    "plan", [{"sampling": "class-balanced"}, {"loss": "balanced-softmax"}, {"loss": "logit-adjustment"}]
-)
-def test_a_plan_that_follows_class_counts_is_no_recipe(plan: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="exact class counts"):
-        Plan.model_validate({**plan, "dp": DP})
-    Plan.model_validate(plan)
-
-
-def test_weighting_by_examples_is_no_recipe() -> None:
+def test_a_plan_that_follows_exact_counts_is_no_recipe_and_an_evaluator_has_nothing_to_protect() -> None:
+    for plan in ({"sampling": "class-balanced"}, {"loss": "balanced-softmax"}, {"loss": "logit-adjustment"}):
+        with pytest.raises(ValueError, match="exact class counts"):
+            Plan.model_validate({**plan, "dp": DP})
+        Plan.model_validate(plan)
     with pytest.raises(ValueError, match="exact count"):
         Recipe.model_validate(run_of({"name": "fedavg", "weighting": "examples"}))
+
+    def load(recipe: Recipe) -> SiteData:
+        return SiteData.for_scoring(site_data().test, recipe.input, recipe.classes)
+
+    prepared(run_of(), {"min_images_per_unit": 4}, roles=frozenset({Role.EVALUATOR}), load_data=load)
 
 
 @pytest.mark.parametrize(
@@ -164,13 +153,6 @@ def test_rules_that_decide_by_exact_counts_are_refused_where_they_would(rule: st
     assert cause.rule == rule
     prepared(run, {rule: 1})
     prepared({**run, "plan": RUN["plan"]}, {rule: 4})  # without noise they hold
-
-
-def test_an_evaluator_has_nothing_to_protect() -> None:
-    def load(recipe: Recipe) -> SiteData:
-        return SiteData.for_scoring(site_data().test, recipe.input, recipe.classes)
-
-    prepared(run_of(), {"min_images_per_unit": 4}, roles=frozenset({Role.EVALUATOR}), load_data=load)
 
 
 # Noise
@@ -206,7 +188,7 @@ def test_a_run_under_another_name_a_base_and_one_image_more_have_another_noise(t
         data = site_data()
         return replace(data, train=data.train.take(torch.arange(11)))
 
-    base, number = first_model(), 0
+    base = first_model()
     nudged = {part: {n: a + np.float32(1e-6) for n, a in tensors.items()} for part, tensors in base.items()}
     steep = run_of(dp={**DP, "noise_multiplier": 50.0, "max_unit_norm": 1e-3})
     variants: list[dict[str, Any]] = [
@@ -224,8 +206,7 @@ def test_a_run_under_another_name_a_base_and_one_image_more_have_another_noise(t
         moves.append(moved(update_of(tmp_path / str(number), **{"run": steep, **variant}), variant.get("base", base)))
     for one in range(len(moves)):
         for other in range(one):
-            apart = np.linalg.norm(moves[one] - moves[other])
-            assert apart > 0.7 * np.linalg.norm(moves[one])
+            assert np.linalg.norm(moves[one] - moves[other]) > 0.7 * np.linalg.norm(moves[one])
 
 
 def test_no_count_and_no_secret_is_shown(tmp_path: Path) -> None:

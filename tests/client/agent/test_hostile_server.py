@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,12 @@ from typing import Any
 import pytest
 import structlog
 import torch
-from tests.support.scripted_server import RULES, RUN, AgentHarness, work
+from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, work
 
 from protofed.client.data.site_data import SiteData
 from protofed.client.site import check_model, read_recipe
 from protofed.common.config.recipe import MAX_CLASSES, MAX_ROUNDS, Recipe
-from protofed.common.errors import ConfigError, FailureReason, ProtocolError
+from protofed.common.errors import ConfigError, DataError, FailureReason, ProtocolError
 from protofed.common.protocol import wire
 from protofed.common.protocol.messages import LONGEST_S, MAX_BYTES, MAX_RECIPE_BYTES, Assignment, TaskKind
 from protofed.protos.v1 import federation_pb2 as pb
@@ -72,9 +71,11 @@ HOSTILE = [
     *[("method.name", value) for value in ("fedavgg", "os:system", "x" * 201)],
     *[("method.weighting", value) for value in ([0] * 1001, "x" * 201, [[[[[[1]]]]]], math.nan, LARGE)],
     *[("method.unknown", value) for value in (1,)],
+    *[("method", value) for value in ({"name": "fednh", "fixed_scale": "perhaps"},)],
     *[("model.name", value) for value in ("mlpp", "x" * 201, "os:system", "protofed.deploy.cli:main", ":", "..:x")],
     *[("model.hidden", value) for value in ([-4], [], [10**12], [10**13], [1.5], [1] * 1001)],
     *[("model.hidden", value) for value in ([60_000, 60_000], [10**9, 10**9], [10**11, 10**11])],
+    *[("model", value) for value in ({"name": "conv2cifar"},)],  # too small an image
     *[("model.weights", value) for value in ("/etc/passwd",)],
     *[("data", value) for value in ({"source": "npz", "root": "/etc/passwd"}, {"source": "cifar10", "download": True})],
     *[("path", value) for value in ("/etc",)],
@@ -108,14 +109,8 @@ def test_every_value_of_a_recipe_that_is_honest_passes() -> None:
     assert read_recipe(Assignment("run", Recipe.model_validate(RUN).wire())) == Recipe.model_validate(RUN)
     most = {**RUN, "rounds": MAX_ROUNDS, "plan": {"epochs": 100_000, "batch_size": 1_000_000}}
     assert read_recipe(Assignment("run", Recipe.model_validate(most).wire(), MAX_ROUNDS)).rounds == MAX_ROUNDS
-
-
-def test_a_key_of_a_newer_server_is_told_as_one() -> None:
-    with pytest.raises(ConfigError, match=r"'plan\.warm_up'"):
+    with pytest.raises(ConfigError, match=r"'plan\.warm_up'"):  # a key of a newer server is told as one
         read_recipe(Assignment("run", changed("plan.warm_up", 3)))
-
-
-def test_rounds_to_be_kept_have_a_bound() -> None:
     with pytest.raises(ConfigError, match="keep_rounds = 4294967295"):
         read_recipe(Assignment("run", Recipe.model_validate(RUN).wire(), 2**32 - 1))
 
@@ -133,9 +128,7 @@ OTHER = "0123456789abcdef" * 4
         ("", "x" * 10_000, "correct data.preprocessing_digest"),
     ],
 )
-def test_a_run_of_images_prepared_otherwise_is_refused_before_one_is_read(
-    told: str, pinned: str | None, why: str
-) -> None:
+def test_a_run_of_images_prepared_otherwise_is_refused_unread(told: str, pinned: str | None, why: str) -> None:
     harness = AgentHarness(load_data=untouched, pinned=pinned)
     harness.link.preprocessing_digest = told
     task = harness.fit(1)
@@ -163,7 +156,6 @@ def test_a_run_of_images_prepared_alike_is_taken(told: str, pinned: str | None) 
 
 @pytest.fixture
 def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module that says when it is imported."""
     (tmp_path / "trap_for_servers.py").write_text(
         "from pathlib import Path\n"
         f"Path({str(tmp_path / 'sprung')!r}).touch()\n"
@@ -185,15 +177,23 @@ def test_no_module_is_imported_that_the_policy_does_not_name(trap: str, tmp_path
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize("error", [RuntimeError("driver"), MemoryError("no more"), KeyError("x")])
-def test_whatever_breaks_while_a_run_is_prepared_the_daemon_lives(error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (DataError("no data at /data"), FailureReason.DATA),
+        (MemoryError("no more"), FailureReason.INTERNAL),
+        (KeyError("x"), FailureReason.INTERNAL),
+    ],
+)
+def test_whatever_breaks_while_a_run_is_prepared_the_daemon_lives(error: Exception, reason: FailureReason) -> None:
     def broken(_: Recipe) -> SiteData:
         raise error
 
     harness = AgentHarness(load_data=broken)
-    task = harness.fit(1)
-    work(harness.agent(), 1)
-    assert harness.declined() == [(task.task_id, FailureReason.INTERNAL)]
+    tasks = [harness.fit(1), harness.score(1)]
+    work(harness.agent(), 2)
+    assert harness.declined() == [(task.task_id, reason) for task in tasks]
+    assert harness.link.calls == {"enroll": 1, "next_task": 2}
 
 
 # Memory
@@ -232,12 +232,7 @@ def test_a_model_is_measured_without_a_random_number(name: str) -> None:
 )
 def test_a_task_that_is_not_of_the_run_is_declined_unfetched(kind: TaskKind, change: dict[str, Any]) -> None:
     harness = AgentHarness()
-    offer: dict[TaskKind, Callable[[], object]] = {
-        TaskKind.INITIALISE: lambda: harness.offer(TaskKind.INITIALISE, 0),
-        TaskKind.FIT: lambda: harness.fit(1),
-        TaskKind.SCORE: lambda: harness.score(1),
-    }
-    offer[kind]()
+    harness.offer(kind, 1, first_model())
     task = harness.link.tasks.pop()
     harness.link.tasks.append(replace(task, **change))
     work(harness.agent(), 1)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from prometheus_client.exposition import generate_latest
+from tests.support.pki import Authority
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, work
 
 from protofed.client.agent.agent import Agent
@@ -46,7 +47,6 @@ def value(metrics: ClientMetrics, name: str, **labels: str) -> float | None:
 
 
 def by_part(metrics: ClientMetrics, name: str) -> dict[str, float]:
-    """Those that are not 0."""
     found = {part: value(metrics, name, part=part) for part in [*PARTS, WHOLE]}
     return {part: count for part, count in found.items() if count}
 
@@ -67,7 +67,6 @@ def released(payload: dict[Part, Any]) -> Released:
 
 
 def gate_of(metrics: ClientMetrics, harness: AgentHarness) -> Agent:
-    """A daemon whose refusals are counted."""
     site = harness.agent()._site
     return Agent(
         site, harness.link, harness.now, harness.pauses.append, on_refusal=lambda _, why: metrics.count_refusal(why)
@@ -91,19 +90,16 @@ def test_what_is_exposed_is_what_is_promised(tmp_path: Path) -> None:
         assert metric.help.endswith(".")
 
 
-def test_with_a_gpu_and_a_certificate_all_of_it_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site_identity: Path
-) -> None:
+def test_with_a_gpu_and_a_certificate_all_of_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: {"cuda:1": 7 << 30}[str(device)])
     now = DaemonStatus(own_scores={"loss": 0.5}, privacy=(1.5, 8.0))
     now.throughput.step(1)
-    metrics = ClientMetrics(
-        "ann", now, state=tmp_path, device=torch.device("cuda:1"), identity=LiveIdentity(site_identity, Party.SITE)
-    )
+    identity = LiveIdentity(Authority.make().issue(tmp_path / "identity", Party.SITE, "ann"), Party.SITE)
+    metrics = ClientMetrics("ann", now, state=tmp_path, device=torch.device("cuda:1"), identity=identity)
     assert exposed(metrics).keys() == {metric.name for metric in METRICS}
     assert value(metrics, "protofed_client_gpu_memory_bytes") == 7 << 30
     ends = value(metrics, "protofed_client_cert_expiry_timestamp_seconds")
-    assert ends == LiveIdentity(site_identity, Party.SITE).current().certificate.not_after.timestamp()
+    assert ends == identity.current().certificate.not_after.timestamp()
 
 
 def test_the_sites_own_scores_are_for_its_own_prometheus_and_in_no_heartbeat() -> None:
@@ -117,7 +113,9 @@ def test_the_sites_own_scores_are_for_its_own_prometheus_and_in_no_heartbeat() -
     assert not any("score" in str(field) for field in vars(status.progress(0)))
 
 
-def test_a_lost_gpu_or_disk_is_absent_and_breaks_no_scrape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_lost_or_not_there_is_absent_and_breaks_no_scrape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def lost(_: object) -> int:
         raise RuntimeError("CUDA error: device lost")
 
@@ -125,13 +123,24 @@ def test_a_lost_gpu_or_disk_is_absent_and_breaks_no_scrape(tmp_path: Path, monke
     metrics = ClientMetrics("ann", state=tmp_path / "gone", device=torch.device("cuda"))
     assert not exposed(metrics).keys() & {"protofed_client_gpu_memory_bytes", "protofed_client_disk_free_bytes"}
     assert metrics.telemetry().keys() == {"policy_refusals", "bytes_released"}
+    now = DaemonStatus()
+    metrics = ClientMetrics("ann", now, state=tmp_path)
+    names = {"protofed_client_privacy_epsilon_spent", "protofed_client_privacy_epsilon_budget"}
+    assert not exposed(metrics).keys() & names
+    now.privacy = 1.5, None
+    assert exposed(metrics).keys() & names == {"protofed_client_privacy_epsilon_spent"}
+    assert value(metrics, "protofed_client_privacy_epsilon_spent") == 1.5
 
 
-def test_two_daemons_in_one_process_do_not_share_their_numbers() -> None:
-    one, two = ClientMetrics("ann"), ClientMetrics("bob")
-    one.count_refusal(PolicyViolationError("no"))
-    assert one.registry.get_sample_value(REFUSALS, {"site": "ann", "part": WHOLE}) == 1
-    assert two.registry.get_sample_value(REFUSALS, {"site": "bob", "part": WHOLE}) == 0
+def test_what_was_counted_is_telemetry_too_and_of_one_daemon_alone() -> None:
+    metrics, other = ClientMetrics("ann"), ClientMetrics("bob")  # in one process
+    metrics.count_refusal(PolicyRefusedError("parts", "no", part=Part.HEAD))
+    metrics.count_refusal(PolicyRefusedError("max_update_mb", "no"))
+    metrics.count_release(TASK, released({Part.BODY: {"w": np.ones(4, np.float32)}}))
+    metrics.count_withheld()  # which the server is not told of
+    assert metrics.telemetry() == {"policy_refusals": 2.0, "bytes_released": 16.0}
+    assert value(metrics, "protofed_client_withheld_updates_total") == 1
+    assert other.telemetry() == {"policy_refusals": 0.0, "bytes_released": 0.0}
 
 
 @pytest.mark.parametrize("activity", Activity)
@@ -249,22 +258,6 @@ def test_telemetry_has_names_of_the_list_and_never_how_many_examples(tmp_path: P
     assert not {name for name in Telemetry if {"sample", "example", "batch", "label"} & set(name.split("_"))}
 
 
-def test_what_was_counted_is_telemetry_too() -> None:
-    metrics = ClientMetrics("ann")
-    metrics.count_refusal(PolicyRefusedError("parts", "no", part=Part.HEAD))
-    metrics.count_refusal(PolicyRefusedError("max_update_mb", "no"))
-    metrics.count_release(TASK, released({Part.BODY: {"w": np.ones(4, np.float32)}}))
-    assert metrics.telemetry() == {"policy_refusals": 2.0, "bytes_released": 16.0}
-
-
-@pytest.fixture
-def site_identity(tmp_path: Path) -> Path:
-    """Of a site, valid now."""
-    from tests.support.pki import Authority
-
-    return Authority.make().issue(tmp_path / "identity", Party.SITE, "ann")
-
-
 def masked(task_id: str) -> tuple[Task, Released]:
     task = Task(TaskKind.MASK, "run", 1, task_id, None, 0, 60.0, attempt=1)
     vector = {Part.SECURE_AGGREGATION: {"vector": np.arange(len(task_id), dtype=np.uint64)}}
@@ -283,13 +276,6 @@ def test_a_sum_counts_once_when_the_sites_numbers_leave() -> None:
     assert value(metrics, "protofed_client_sums_total") == 2
 
 
-def test_what_the_server_does_not_know_is_no_refusal_of_those_that_it_may_be_told() -> None:
-    metrics = ClientMetrics("ann")
-    metrics.count_withheld()
-    assert value(metrics, "protofed_client_withheld_updates_total") == 1
-    assert value(metrics, REFUSALS, part=WHOLE) == 0
-
-
 def test_refusals_of_a_sum_count_by_their_code_and_an_unknown_one_makes_no_new_label() -> None:
     metrics, name = ClientMetrics("ann"), "protofed_client_sum_refusals_total"
     assert {value(metrics, name, code=code) for code in (*SUM_CODES, OTHER_CODE)} == {0.0}
@@ -299,13 +285,3 @@ def test_refusals_of_a_sum_count_by_their_code_and_an_unknown_one_makes_no_new_l
     counted = {code: value(metrics, name, code=code) for code in (*SUM_CODES, OTHER_CODE)}
     assert {code: count for code, count in counted.items() if count} == {"changed-identity": 1.0, OTHER_CODE: 1.0}
     assert by_part(metrics, REFUSALS) == {WHOLE: 3.0}
-
-
-def test_a_budget_that_is_not_there_is_not_shown(tmp_path: Path) -> None:
-    now = DaemonStatus()
-    metrics = ClientMetrics("ann", now, state=tmp_path)
-    names = {"protofed_client_privacy_epsilon_spent", "protofed_client_privacy_epsilon_budget"}
-    assert not exposed(metrics).keys() & names
-    now.privacy = 1.5, None
-    assert exposed(metrics).keys() & names == {"protofed_client_privacy_epsilon_spent"}
-    assert value(metrics, "protofed_client_privacy_epsilon_spent") == 1.5

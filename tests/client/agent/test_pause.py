@@ -64,8 +64,5 @@ def test_a_pause_that_cannot_be_read_is_one(text: bytes, pause: SitePause, tmp_p
     (tmp_path / FILE).write_bytes(text)
     assert pause.current() is not None
     assert pause.end() is not None
-    assert pause.current() is None
-
-
-def test_a_site_that_is_not_paused_is_resumed_without_an_error(pause: SitePause) -> None:
     assert pause.end() is None
+    assert pause.current() is None

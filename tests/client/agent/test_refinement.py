@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, site_data, work
+from tests.support.training_doubles import Deadly, KilledError
 
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.policy.policy import Policy, PolicyRefusedError
@@ -35,7 +35,6 @@ CHANGES: dict[str, Any] = {"recipe": {**RUN, "method": METHOD}, "rules": OPEN, "
 
 
 def public(classes: int = 3) -> Examples:
-    """Two images of each class, that no site has."""
     draw = torch.Generator().manual_seed(11)
     return Examples(torch.rand(2 * classes, 1, 2, 2, generator=draw), torch.arange(2 * classes) % classes)
 
@@ -78,6 +77,8 @@ def test_an_evaluator_pushes_a_model_of_the_means_shapes_and_keeps_nothing() -> 
     assert {name: array.shape for name, array in sent[Part.HEAD].items()} == {
         name: array.shape for name, array in base[Part.HEAD].items()
     }
+    ((_, released),) = site.link.pushed
+    assert (released.weight, set(released.metrics)) == (None, {"loss"})  # no example count
     assert site.store.newest_counted("run") == 0
     assert site.declined() == []
 
@@ -100,14 +101,6 @@ def test_it_refines_on_its_auxiliary_images_alone() -> None:
     assert not same_tensors(alone, refined(harness(load_data=others)))
 
 
-def test_no_example_count_of_it_leaves() -> None:
-    site = harness()
-    refined(site)
-    ((_, released),) = site.link.pushed
-    assert released.weight is None
-    assert set(released.metrics) == {"loss"}
-
-
 def test_one_without_auxiliary_images_scores_and_declines_to_refine() -> None:
     site = harness(load_data=lambda recipe: replace(evaluators(recipe), auxiliary=None))
     task = site.offer(TaskKind.REFINE, 1, aggregate())
@@ -118,29 +111,42 @@ def test_one_without_auxiliary_images_scores_and_declines_to_refine() -> None:
     assert len(site.link.scores) == 1
 
 
+TRAINER = {"roles": frozenset({Role.TRAINER}), "load_data": lambda _: replace(site_data(), auxiliary=public())}
+
+
 @pytest.mark.parametrize(
-    "changes",
-    [{"roles": frozenset({Role.TRAINER}), "load_data": lambda _: replace(site_data(), auxiliary=public())},
-     {"recipe": {**RUN, "method": {"name": "fedavg"}}}],
-    ids=["a trainer", "a method that refines nothing"],
-)  # fmt: skip
-def test_what_a_server_may_not_ask_for_is_refused_before_a_byte_is_fetched(changes: dict[str, Any]) -> None:
+    ("changes", "round", "reason", "fetches"),
+    [
+        (TRAINER, 1, FailureReason.REFUSED, 0),
+        ({"recipe": {**RUN, "method": {"name": "fedavg"}}}, 1, FailureReason.REFUSED, 0),  # which refines nothing
+        ({}, 0, FailureReason.REFUSED, 0),
+        ({}, 4, FailureReason.REFUSED, 0),
+        ({"rules": {**OPEN, "exchange": ["share"]}}, 1, FailureReason.POLICY, 1),
+        ({"rules": {**OPEN, "parts": ["body"]}}, 1, FailureReason.POLICY, 0),
+        ({"rules": {**OPEN, "max_update_mb": 1e-6}}, 1, FailureReason.POLICY, 1),
+    ],
+)
+def test_what_a_server_may_not_ask_for_is_declined(
+    changes: dict[str, Any], round: int, reason: FailureReason, fetches: int
+) -> None:
     site = harness(**changes)
+    task = site.offer(TaskKind.REFINE, round, aggregate())
+    work(site.agent(), 1)
+    assert site.declined() == [(task.task_id, reason)]
+    assert (site.link.calls["fetch"], site.link.calls["push"]) == (fetches, 0)
+
+
+def test_models_that_are_none_and_a_refused_one_are_declined_so_that_another_evaluator_can_be_asked() -> None:
+    site = harness()
+    task = site.offer(TaskKind.REFINE, 1, first_model())  # without the sites' models
+    work(site.agent(), 1)
+    assert site.declined()[0][0] == task.task_id
+    assert site.link.calls["push"] == 0
+    site = harness()
+    site.link.verdict = Verdict.REFUSED
     task = site.offer(TaskKind.REFINE, 1, aggregate())
     work(site.agent(), 1)
     assert site.declined() == [(task.task_id, FailureReason.REFUSED)]
-    assert site.link.calls["fetch"] == site.link.calls["push"] == 0
-
-
-@pytest.mark.parametrize(
-    "rules", [{"exchange": ["share"]}, {"parts": ["body"]}, {"max_update_mb": 1e-6}], ids=["models", "parts", "size"]
-)
-def test_its_policy_decides(rules: dict[str, Any]) -> None:
-    site = harness(rules={**OPEN, **rules})
-    task = site.offer(TaskKind.REFINE, 1, aggregate())
-    work(site.agent(), 1)
-    assert site.declined() == [(task.task_id, FailureReason.POLICY)]
-    assert site.link.calls["push"] == 0
 
 
 def test_a_policy_for_secure_aggregation_lets_out_what_was_refined_on_public_images() -> None:
@@ -154,49 +160,16 @@ def test_a_policy_for_secure_aggregation_lets_out_what_was_refined_on_public_ima
     assert policy.release_public(update).manifest.total_bytes > 0
 
 
-@pytest.mark.parametrize("round", [0, 4])
-def test_a_round_that_the_run_has_not_is_refused(round: int) -> None:
-    site = harness()
-    task = site.offer(TaskKind.REFINE, round, aggregate())
-    work(site.agent(), 1)
-    assert site.declined() == [(task.task_id, FailureReason.REFUSED)]
-
-
-def test_models_that_are_none_are_refused() -> None:
-    site = harness()
-    task = site.offer(TaskKind.REFINE, 1, first_model())  # without the sites' models
-    work(site.agent(), 1)
-    assert site.declined()[0][0] == task.task_id
-    assert site.link.calls["push"] == 0
-
-
-def test_a_refused_model_is_declined_so_that_another_evaluator_can_be_asked() -> None:
-    site = harness()
-    site.link.verdict = Verdict.REFUSED
-    task = site.offer(TaskKind.REFINE, 1, aggregate())
-    work(site.agent(), 1)
-    assert site.declined() == [(task.task_id, FailureReason.REFUSED)]
-
-
-class KilledError(BaseException):
-    """Like a process's end: nothing of the client handles it."""
-
-
 @pytest.mark.parametrize("batch", [0, 3, 7, 10, 11])  # of three trainings of four batches each
 def test_a_daemon_that_dies_in_the_middle_goes_on_to_the_same_bytes(tmp_path: Path, batch: int) -> None:
     recipe = {**RUN, "method": METHOD, "plan": {**RUN["plan"], "checkpoint": True}}
     undisturbed = refined(harness(recipe=recipe))
     site = harness(recipe=recipe, store=DiskStore(tmp_path), checkpoints=partial(on_disk, tmp_path))
-    checks = count()
-
-    def dies() -> None:
-        if next(checks) == batch:
-            raise KilledError
-
-    site.now.check = dies  # type: ignore[method-assign]
+    site.now.check = dies = Deadly(batch)  # type: ignore[method-assign]
     site.offer(TaskKind.REFINE, 1, aggregate())
     with pytest.raises(KilledError):
         work(site.agent(), 1)
+    dies.at = None
     site.restart(tmp_path)
     assert same_tensors(refined(site), undisturbed)
-    assert next(checks) == batch + 1 + 12 - batch // 2 * 2  # epochs that were done are not done again
+    assert dies.made == batch + 12 - batch // 2 * 2  # epochs that were done are not done again

@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.client.secure_aggregation.test_steps import BASE, SECURE, SITES, Daemon, Round
+from tests.client.secure_aggregation.test_steps import BASE, SECURE, SITES, Daemon, Round, again_after_a_kill
 from tests.support.sum_server import SumServer
 
 from protofed.client.agent.scores import Answers, Scorer
 from protofed.client.methods.fedavg import FedAvgClient
-from protofed.client.policy.policy import Released
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import SiteState
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason
 from protofed.common.payload import Part
-from protofed.common.protocol.messages import SUM_STEPS, Receipt, SumOf, Task, TaskKind
+from protofed.common.protocol.messages import SUM_STEPS, SumOf, Task, TaskKind
 from protofed.common.protocol.scores import ScoreNames, Spread
 from protofed.common.secure_aggregation import score_sums
 from protofed.common.secure_aggregation.keys import SumContext, Vector
@@ -33,7 +32,6 @@ OWN = {site: {"personal.accuracy": 0.25 * number, "personal.pm_v": 0.5} for numb
 
 @pytest.fixture(autouse=True)
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What sites score; by the order in which they took it."""
     sites: list[str] = []
 
     def answers(self: Scorer, *_: object) -> Answers:
@@ -85,22 +83,17 @@ def test_the_server_gets_the_mean_and_no_score(tmp_path: Path) -> None:
         assert daemon.refused == []
 
 
-def test_a_site_whose_policy_names_none_takes_part_with_none_and_it_is_no_fault(tmp_path: Path) -> None:
+def test_a_site_whose_policy_names_none_takes_part_with_none_and_what_two_give_is_in_no_sum(tmp_path: Path) -> None:
     round_ = ScoreRound(tmp_path, {**EVERYBODY, "ann": NONE})
     assert round_.opened()["personal.accuracy"].sites == 3
     assert round_.daemons["ann"].refused == []
     assert round_.daemons["ann"].made.declined() == []
-
-
-def test_a_score_that_two_sites_give_is_in_no_sum(tmp_path: Path) -> None:
-    round_ = ScoreRound(tmp_path, {site: ALL if site in SITES[:2] else NONE for site in SITES})
+    round_ = ScoreRound(tmp_path / "1", {site: ALL if site in SITES[:2] else NONE for site in SITES})
     assert round_.opened() == {}
 
 
 @pytest.mark.parametrize("method", ["mixes", "untrained"])
-def test_no_sum_has_scores_of_a_model_that_the_server_made(
-    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_sum_has_scores_of_a_servers_model(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a mixture by the site's label shares, or before the site has trained: each would answer about its labels."""
     declared = replace(FedAvgClient.declares, personal="loaded", mixes_classes=method == "mixes")
     monkeypatch.setattr(FedAvgClient, "declares", declared)
@@ -110,9 +103,7 @@ def test_no_sum_has_scores_of_a_model_that_the_server_made(
     assert found.keys() == {"loss"}
 
 
-def test_a_site_s_own_installed_model_is_scored_in_sums_once_it_has_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_own_installed_model_is_scored_in_sums_once_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FedAvgClient, "declares", replace(FedAvgClient.declares, personal="loaded"))
     assert ScoreRound(tmp_path, EVERYBODY).opened().keys() == {"personal.accuracy", "personal.pm_v", "loss"}
 
@@ -123,26 +114,8 @@ def test_a_killed_daemon_sends_the_same_bytes_and_scores_once(
 ) -> None:
     round_ = ScoreRound(tmp_path, EVERYBODY)
     round_.until(TaskKind.SHARE if step is TaskKind.SCORE_SUM else step)
-    ann = round_.daemons["ann"]
     base = codec.encode(BASE) if step is TaskKind.SCORE_SUM else round_.server.blob(step, "ann")
-    killed: list[bytes] = []
-    push = ann.made.link.push
-
-    def kill(task: Task, released: Released) -> Receipt:
-        if task.kind is step and not killed:
-            killed.append(released.data)
-            raise KeyboardInterrupt
-        return push(task, released)
-
-    monkeypatch.setattr(ann.made.link, "push", kill)
-    ann.killed()
-    with pytest.raises(KeyboardInterrupt):
-        ann.work(round_.task(step, base), base)
-    ann.made.link.tasks.clear()
-    ann.killed()
-    upload = ann.work(round_.task(step, base), base)
-    assert upload == killed[0]
-    round_.server.take(step, "ann", upload)
+    round_.server.take(step, "ann", again_after_a_kill(round_, step, base, monkeypatch))
     assert round_.opened()["personal.accuracy"].sites == 4
     assert taken.count("ann") == 1
 
@@ -158,9 +131,7 @@ def test_scores_are_aggregated_once_and_of_the_round_that_the_site_scored(tmp_pa
     assert ann.made.link.scores == []
 
 
-def test_a_score_that_one_site_withholds_is_none_of_the_round_and_not_in_its_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_score_that_one_site_withholds_is_none_of_the_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def answers(self: Scorer, *_: object) -> Answers:
         own = OWN[self._site.name]
         return Answers(own, own, own, frozenset({"personal.accuracy"} if self._site.name == "ann" else ()))

@@ -96,7 +96,7 @@ def test_going_back_twice_is_measured_from_the_newest_round(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("stands", "starts_from"), [(None, 4), (4, 4), (3, 3), (2, 2), (1, None), (0, None)])
-def test_a_fit_passes_over_as_much_memory_as_the_policy_says(
+def test_a_fit_passes_over_as_much_as_the_policy_says(
     tmp_path: Path, stands: int | None, starts_from: int | None
 ) -> None:
     """A server that says of every update that it does not stand would choose what old memory a site starts from."""

@@ -18,7 +18,6 @@ from protofed.client.models.catalogue import first_model
 from protofed.client.models.split import led_by_controls, site_models
 from protofed.client.policy.policy import PolicyRefusedError
 from protofed.client.state.disk_store import DiskStore
-from protofed.client.state.store import MemoryStore
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import CodecError, FailureReason, PolicyViolationError
 from protofed.common.payload import Array, Part, Payload
@@ -41,13 +40,6 @@ def declined_by_policy(site: AgentHarness, *tasks: Task) -> bool:
     return site.declined() == [(task.task_id, FailureReason.POLICY) for task in tasks]
 
 
-def test_round_one_starts_from_what_the_site_builds_itself() -> None:
-    site = harness()
-    site.fit(1, SEEDS_OWN)
-    work(site.agent(), 1)
-    assert len(site.link.pushed) == 1
-
-
 def test_a_chosen_first_model_is_refused_by_the_policy_with_layer_check_and_digest() -> None:
     site = harness()
     chosen = site.fit(1, scaled(1.1))
@@ -67,11 +59,12 @@ def test_a_chosen_first_model_is_refused_by_the_policy_with_layer_check_and_dige
     assert site.store.last_base("run") is None  # what was refused is no measure for the next one
 
 
-def test_a_policy_may_leave_the_check_out() -> None:
-    site = AgentHarness(rules=dict(RULES))
-    site.fit(1, scaled(1.1))
-    work(site.agent(), 1)
-    assert len(site.link.pushed) == 1
+def test_round_one_starts_from_what_the_site_builds_itself_unless_the_policy_leaves_the_check_out() -> None:
+    for rules, model in ((CHECKED, SEEDS_OWN), (RULES, scaled(1.1))):
+        site = AgentHarness(rules=dict(rules))
+        site.fit(1, model)
+        work(site.agent(), 1)
+        assert len(site.link.pushed) == 1
 
 
 def test_later_models_move_within_the_bound_from_the_last_one_seen() -> None:
@@ -89,21 +82,14 @@ def test_later_models_move_within_the_bound_from_the_last_one_seen() -> None:
     assert kept[0] == 2
 
 
-def test_a_server_that_skips_many_rounds_widens_the_bound_no_further_than_three() -> None:
+@pytest.mark.parametrize(("round", "scale", "fits"), [(4, 3.5, True), (9, 4.5, False)])  # 2.5 norms in three rounds
+def test_rounds_that_the_site_missed_widen_the_bound_up_to_three(round: int, scale: float, fits: bool) -> None:
     site = AgentHarness(rules=dict(CHECKED), recipe={**RUN, "rounds": 9})
     site.fit(1, SEEDS_OWN)
-    far = site.fit(9, scaled(4.5))  # 3.5 norms
+    last = site.fit(round, scaled(scale))
     work(site.agent(), 2)
-    assert declined_by_policy(site, far)
-
-
-def test_rounds_that_the_site_missed_widen_the_bound() -> None:
-    site = AgentHarness(rules=dict(CHECKED), recipe={**RUN, "rounds": 9})
-    daemon = site.agent()
-    site.fit(1, SEEDS_OWN)
-    site.fit(4, scaled(3.5))  # 2.5 norms in three rounds
-    work(daemon, 2)
-    assert [task.round for task, _ in site.link.pushed] == [1, 4]
+    assert [task.round for task, _ in site.link.pushed] == ([1, round] if fits else [1])
+    assert declined_by_policy(site, *([] if fits else [last]))
 
 
 def test_the_last_model_survives_the_daemon(tmp_path: Path) -> None:
@@ -166,10 +152,6 @@ def test_the_first_model_counts_as_such_even_if_it_was_seen_as_another() -> None
     assert declined_by_policy(site, first)
 
 
-def test_sites_share_no_memory_of_bases() -> None:
-    assert MemoryStore().last_base("run") is None
-
-
 def test_of_class_models_the_sites_own_mixture_is_checked() -> None:
     site = harness()
     site.fit(1, SEEDS_OWN)
@@ -185,7 +167,6 @@ def test_of_class_models_the_sites_own_mixture_is_checked() -> None:
 
 
 def stacked(*models: Payload) -> dict[str, Array]:
-    """As part SITE_MODELS has them."""
     return {
         f"{part}.{name}": np.stack([model[part][name] for model in models])
         for part in (Part.BODY, Part.HEAD)
@@ -198,6 +179,9 @@ def test_each_of_several_models_is_checked_as_a_fit_may_start_from_it() -> None:
     site.fit(1, {**SEEDS_OWN, Part.SITE_MODELS: stacked(SEEDS_OWN, scaled(1.2))})
     work(site.agent(), 1)
     assert len(site.link.pushed) == 1
+    kept = site.store.last_base("run")  # what the next base is compared with
+    assert kept is not None
+    assert kept[1].keys() == {Part.BODY, Part.HEAD}
     refused = site.fit(2, {**SEEDS_OWN, Part.SITE_MODELS: stacked(SEEDS_OWN, scaled(1000.0))})
     work(site.agent(), 1)
     assert len(site.link.pushed) == 1
@@ -212,22 +196,18 @@ def test_models_of_other_sites_are_refused_where_the_policy_receives_none() -> N
     assert declined_by_policy(site, refused)
 
 
-def test_models_of_other_sites_are_not_what_the_next_base_is_compared_with() -> None:
-    site = AgentHarness(rules={**CHECKED, "exchange": ["receive"]})
-    site.fit(1, {**SEEDS_OWN, Part.SITE_MODELS: stacked(SEEDS_OWN)})
-    work(site.agent(), 1)
-    kept = site.store.last_base("run")
-    assert kept is not None
-    assert kept[1].keys() == {Part.BODY, Part.HEAD}
-
-
-def test_site_models_of_unequal_numbers_are_none() -> None:
+def test_models_of_unequal_numbers_and_control_variates_of_another_model_are_none() -> None:
     stacks = stacked(SEEDS_OWN, SEEDS_OWN)
     first = next(iter(stacks))
     with pytest.raises(CodecError):
         site_models({Part.SITE_MODELS: {**stacks, first: stacks[first][:1]}})
     assert len(site_models({Part.SITE_MODELS: {**stacks, "own": np.array(3.0)}})) == 2
     assert site_models(SEEDS_OWN) == []
+    base = corrected(1.0)
+    path = next(iter(base[Part.CONTROL]))
+    for wrong in ({f"{path}x": base[Part.CONTROL][path]}, {path: np.zeros((7, 7))}, {"prototypes.0": np.zeros(3)}):
+        with pytest.raises(CodecError, match="control variate"):
+            led_by_controls({**base, Part.CONTROL: wrong}, 0.1)
 
 
 def corrected(share: float, model: Payload = SEEDS_OWN, steps: float = 2 * 3) -> Payload:
@@ -258,52 +238,34 @@ def test_control_variates_lead_a_fit_no_further_than_a_model_may_move() -> None:
     work(daemon, 3)
     assert [task.round for task, _ in site.link.pushed] == [1, 2]
     assert declined_by_policy(site, far)
-
-
-def test_before_the_first_round_there_is_nothing_to_correct() -> None:
-    site = of_scaffold()
+    kept = site.store.last_base("run")  # what the next base is compared with
+    assert kept is not None
+    assert kept[1].keys() == {Part.BODY, Part.HEAD}
+    site = of_scaffold()  # before the first round there is nothing to correct
     refused = site.fit(1, corrected(0.01))
     work(site.agent(), 1)
     assert declined_by_policy(site, refused)
 
 
-def test_control_variates_are_measured_by_the_rounds_learning_rate() -> None:
-    """The recipe's first one is for round 1; round 2 moves half as far by the same control variates."""
-    site = of_scaffold(plan={**RUN["plan"], "schedule": "exponential", "lr_decay": 0.5})
-    daemon = site.agent()
+@pytest.mark.parametrize(
+    ("plan", "steps", "within", "beyond"),
+    [
+        # The recipe's first rate is for round 1; round 2 moves half as far by the same control variates.
+        ({"schedule": "exponential", "lr_decay": 0.5}, 2 * 3, 1.9, 4.4),
+        ({"momentum": 0.5}, 1 + 1.5 + 1.75 + 1.875 + 1.9375 + 1.96875, 0.9, 1.1),  # and further with momentum
+    ],
+    ids=["rate", "momentum"],
+)
+def test_control_variates_are_measured_by_the_rounds_learning_rate_and_momentum(
+    plan: dict[str, Any], steps: float, within: float, beyond: float
+) -> None:
+    site = of_scaffold(plan={**RUN["plan"], **plan})
     site.fit(1, corrected(0.0))
-    site.fit(2, corrected(1.9))
-    work(daemon, 2)
-    assert [task.round for task, _ in site.link.pushed] == [1, 2]
-
-
-def test_control_variates_lead_further_with_momentum() -> None:
-    site = of_scaffold(plan={**RUN["plan"], "momentum": 0.5})
-    daemon = site.agent()
-    length = 1 + 1.5 + 1.75 + 1.875 + 1.9375 + 1.96875
-    site.fit(1, corrected(0.0))
-    site.fit(2, corrected(0.9, steps=length))
-    far = site.fit(3, corrected(1.1, steps=length))
-    work(daemon, 3)
+    site.fit(2, corrected(within, steps=steps))
+    far = site.fit(3, corrected(beyond, steps=steps))
+    work(site.agent(), 3)
     assert [task.round for task, _ in site.link.pushed] == [1, 2]
     assert declined_by_policy(site, far)
-
-
-def test_control_variates_are_not_what_the_next_base_is_compared_with() -> None:
-    site = of_scaffold()
-    site.fit(1, corrected(0.0))
-    work(site.agent(), 1)
-    kept = site.store.last_base("run")
-    assert kept is not None
-    assert kept[1].keys() == {Part.BODY, Part.HEAD}
-
-
-def test_control_variates_of_another_model_are_none() -> None:
-    base = corrected(1.0)
-    path = next(iter(base[Part.CONTROL]))
-    for wrong in ({f"{path}x": base[Part.CONTROL][path]}, {path: np.zeros((7, 7))}, {"prototypes.0": np.zeros(3)}):
-        with pytest.raises(CodecError, match="control variate"):
-            led_by_controls({**base, Part.CONTROL: wrong}, 0.1)
 
 
 def test_an_evaluator_fits_nothing_that_could_be_led() -> None:

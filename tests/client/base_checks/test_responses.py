@@ -76,12 +76,10 @@ def refused(model: SplitModel, number: int = 128, rates: float = 1.0) -> BaseChe
 
 
 def blind(layer: nn.Linear) -> None:
-    """No unit is positive for any image."""
     layer.bias.fill_(-100.0)
 
 
 def faint(layer: nn.Linear) -> None:
-    """All units answer, to all images nearly alike."""
     layer.weight.mul_(1e-3)
 
 
@@ -90,7 +88,7 @@ def test_traps_are_found(trap: Callable[[nn.Linear], None]) -> None:
     assert refused(prepared(trap)) is BaseCheck.RESPONSE
 
 
-def test_the_built_model_and_a_trained_one_pass() -> None:
+def test_the_built_model_and_a_trained_one_pass_and_are_left_as_they_were() -> None:
     model = prepared()
     assert refused(model) is None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -100,6 +98,12 @@ def test_the_built_model_and_a_trained_one_pass() -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     assert refused(model) is None
+    model = prepared().train()
+    before = dump(model)
+    responses(model, [batch(64), batch(64)])
+    assert model.training
+    assert all((before[name] == array).all() for name, array in dump(model).items())
+    assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_a_fit_that_moves_far_makes_more_of_what_a_body_sees() -> None:
@@ -121,9 +125,7 @@ def test_a_fit_that_moves_far_makes_more_of_what_a_body_sees() -> None:
         (0.99 * SEEING_ALONE / 4, 0.99 * APART_ALONE / 4, 2.0, True),
     ],
 )
-def test_a_built_body_that_is_blind_is_found_by_itself(
-    variance: float, apart: float, rates: float, blind: bool
-) -> None:
+def test_a_built_body_that_is_blind_is_found_alone(variance: float, apart: float, rates: float, blind: bool) -> None:
     body = Responses({}, Seen(variance, 1.0, apart))
     assert (response_problem(body, body, rates) is not None) == blind
 
@@ -145,11 +147,8 @@ def test_how_far_classes_are_apart_is_no_matter_of_how_many_images() -> None:
     assert alone.apart == alone.variance
 
 
-def test_few_images_tell_nothing_of_units() -> None:
+def test_few_images_tell_nothing_of_units_and_fewer_show_that_a_body_is_blind() -> None:
     assert refused(prepared(sorted_thresholds), MIN_IMAGES - 1) is None
-
-
-def test_that_a_body_is_blind_shows_in_few_images() -> None:
     assert [refused(prepared(faint), number) for number in (MIN_SEEN - 1, MIN_SEEN)] == [None, BaseCheck.RESPONSE]
 
 
@@ -186,15 +185,6 @@ def test_a_body_that_is_blind_in_training_alone_is_found() -> None:
         seen = model.eval().body(images()).var(0).sum()
     assert seen > 1
     assert response_problem(responses(model, [batch()]), built, 1.0) is not None
-
-
-def test_a_model_is_left_as_it_was() -> None:
-    model = prepared().train()
-    before = dump(model)
-    responses(model, [batch(64), batch(64)])
-    assert model.training
-    assert all((before[name] == array).all() for name, array in dump(model).items())
-    assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_a_site_declines_a_trap_of_a_late_round() -> None:

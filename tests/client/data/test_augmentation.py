@@ -46,26 +46,18 @@ def test_normalisation_is_by_channel_of_pixels_in_0_to_1() -> None:
     torch.testing.assert_close(made.flatten(), torch.tensor([1.8, 0.0, -0.3]))  # (1 - .1) / .5, (.2 - .2) / .25, ...
     again = normaliser(RUN, torch.float32, torch.device("cpu"))(images / 255)
     torch.testing.assert_close(again, made)
-
-
-def test_one_value_serves_all_channels() -> None:
-    made = normaliser(Input(shape=(3, 1, 1)), torch.uint8, torch.device("cpu"))(torch.full((1, 3, 1, 1), 255))
-    assert made.flatten().tolist() == [1.0, 1.0, 1.0]
-
-
-def test_crop_flip_is_torchvisions() -> None:
-    images, moves = some(50), draw_crop_flips(50, rng(3))
-    for image, ours, move in zip(images, crop_flip(images, moves), moves.tolist(), strict=True):
-        assert torch.equal(ours, cropped_and_flipped(tv.pad(image, [4]), move))
+    one = normaliser(Input(shape=(3, 1, 1)), torch.uint8, torch.device("cpu"))(torch.full((1, 3, 1, 1), 255))
+    assert one.flatten().tolist() == [1.0, 1.0, 1.0]  # one value serves all channels
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_reflect_crop_flip_is_torchvisions(dtype: torch.dtype) -> None:
+def test_crop_flip_is_torchvisions_with_either_border(dtype: torch.dtype) -> None:
     images, moves = some(50).to(dtype), draw_crop_flips(50, rng(3))
-    made = reflect_crop_flip(images, moves)
-    assert made.dtype == dtype
-    for image, ours, move in zip(images, made, moves.tolist(), strict=True):
-        assert torch.equal(ours, cropped_and_flipped(tv.pad(image, [4], padding_mode="reflect"), move))
+    for crop, mode in ((crop_flip, "constant"), (reflect_crop_flip, "reflect")):
+        made = crop(images, moves)
+        assert made.dtype == dtype
+        for image, ours, move in zip(images, made, moves.tolist(), strict=True):
+            assert torch.equal(ours, cropped_and_flipped(tv.pad(image, [4], padding_mode=mode), move))
 
 
 def test_a_mirrored_border_does_not_repeat_the_edge_and_goes_on_in_small_images() -> None:
@@ -87,20 +79,17 @@ def test_rotate_is_torchvisions(degrees: float, dtype: torch.dtype) -> None:
     assert (degrees == 0.0) == bool((made > 0).all())
 
 
-def test_every_image_has_its_own_turn() -> None:
+def test_crop_flip_rotate_turns_each_image_by_its_own_after_the_crop() -> None:
     images = torch.randint(1, 256, (2, 1, 9, 9), generator=rng())
     made = rotate(images, torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64))
     assert torch.equal(made, torch.stack((images[0], images[1].rot90(1, (1, 2)))))  # counter-clockwise
-
-
-def test_crop_flip_rotate_turns_what_was_cropped() -> None:
     images, moves = some(20), draw_crop_flip_rotations(20, rng(3))
     made = crop_flip_rotate(images, moves)
     assert torch.equal(made, rotate(crop_flip(images, moves[:, :3].long()), moves[:, 3:]))
     assert not torch.equal(made, crop_flip(images, moves[:, :3].long()))
 
 
-def test_turns_are_up_to_15_degrees_to_either_side_and_drawn_after_the_crops() -> None:
+def test_turns_are_up_to_15_degrees_and_crops_of_every_offset() -> None:
     moves = draw_crop_flip_rotations(2000, rng())
     assert torch.equal(moves[:, :3].long(), draw_crop_flips(2000, rng()))
     angles = torch.atan2(moves[:, 4], moves[:, 3]).rad2deg()
@@ -108,6 +97,9 @@ def test_turns_are_up_to_15_degrees_to_either_side_and_drawn_after_the_crops() -
     assert -15 <= float(angles.min()) < -14.8
     assert 14.8 < float(angles.max()) <= 15
     assert abs(float(angles.mean())) < 1
+    moves = draw_crop_flips(2000, rng())
+    assert [sorted(set(column.tolist())) for column in moves.T] == [list(range(9)), list(range(9)), [0, 1]]
+    assert 900 < int(moves[:, 2].sum()) < 1100
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
@@ -118,9 +110,3 @@ def test_an_augmentation_moves_each_image_by_its_own_numbers(name: Augment) -> N
     assert whole.shape == images.shape
     one_by_one = [augmentation.move(images[n : n + 1], moves[n : n + 1]) for n in range(6)]
     assert torch.equal(whole, torch.cat(one_by_one))
-
-
-def test_crop_flip_draws_every_offset_and_both_sides() -> None:
-    moves = draw_crop_flips(2000, rng())
-    assert [sorted(set(column.tolist())) for column in moves.T] == [list(range(9)), list(range(9)), [0, 1]]
-    assert 900 < int(moves[:, 2].sum()) < 1100

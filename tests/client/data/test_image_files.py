@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from protofed.client.data.sources import read_files
 from protofed.common.errors import DataError
 
 RUN = ("mel", "nv")
+MELANOMA = "Melanoma, malignant"
+OWN = {MELANOMA: "mel"}
 
 
 def folder(root: Path, class_names: Sequence[str] = RUN, **more: Any) -> Scan:
@@ -107,21 +110,18 @@ def test_where_a_folder_may_be_a_split_or_a_class_it_is_said_what_to_rename(tmp_
         folder(tmp_path / "twice")
 
 
-def test_splits_in_the_folders_of_classes_are_refused(tmp_path: Path) -> None:
+def test_splits_in_the_folders_of_classes_and_folders_named_like_splits_are_refused(tmp_path: Path) -> None:
     for name in ("nv/train/a.png", "nv/test/b.png", "mel/train/a.png", "mel/test/b.png"):
-        save(tmp_path / name)
+        save(tmp_path / "in" / name)
     with pytest.raises(DataError, match="splits in the folders of classes; expected train and test above"):
-        folder(tmp_path)
-    (tmp_path / "nv" / "test").rename(tmp_path / "nv" / "patient 7")
-    (tmp_path / "mel" / "test").rename(tmp_path / "mel" / "patient 8")
-    assert len(folder(tmp_path).items) == 4
-
-
-def test_folders_named_like_splits_are_told_how_to_be_some(tmp_path: Path) -> None:
+        folder(tmp_path / "in")
+    for number, name in enumerate(RUN):
+        (tmp_path / "in" / name / "test").rename(tmp_path / "in" / name / f"patient {number}")
+    assert len(folder(tmp_path / "in").items) == 4
     for name in ("Train_images", "test_images"):
-        classes(tmp_path / name, {"nv": 1})
+        classes(tmp_path / "like" / name, {"nv": 1})
     with pytest.raises(DataError, match="if 'Train_images', 'test_images' are splits"):
-        folder(tmp_path).check()
+        folder(tmp_path / "like").check()
 
 
 def test_the_first_folders_are_sites_where_the_sites_are_a_column(tmp_path: Path) -> None:
@@ -144,16 +144,20 @@ def test_the_first_folders_are_sites_where_the_sites_are_a_column(tmp_path: Path
         folder(tmp_path, partition={"kind": "column"})
 
 
-def test_patients_of_two_sites_are_two_whatever_their_names(tmp_path: Path) -> None:
-    for name in ("a/nv/P1_x", "b/nv/P1_x"):
-        save(tmp_path / f"{name}.png")
-    found = folder(tmp_path, partition={"kind": "column"}, group_pattern=r"/(P\d)_")
-    assert [item.group for item in found.items] == ["a/P1", "b/P1"]
-
-
-def test_groups_are_found_however_their_letters_are_composed(tmp_path: Path) -> None:
-    save(tmp_path / "nv" / f"{unicodedata.normalize('NFD', 'Zoë')}_1.png")
-    assert folder(tmp_path, group_pattern="/(Zoë)_").items[0].group == "Zoë"
+def test_labels_and_groups_are_found_in_any_composition_and_groups_cross_no_split(tmp_path: Path) -> None:
+    save(tmp_path / unicodedata.normalize("NFD", "Mélanome") / f"{unicodedata.normalize('NFD', 'Zoë')}_1.png")
+    (item,) = folder(tmp_path, label_map={"Mélanome": "mel"}, group_pattern="/(Zoë)_").items
+    assert (item.index, item.group) == (0, "Zoë")
+    for name in ("train/nv/P1_a", "test/nv/P1_b", "val/nv/P2_a", "train/nv/P2_b", "test/nv/P3_a"):
+        save(tmp_path / "1" / f"{name}.png")
+    found = folder(tmp_path / "1", group_pattern=r"(P\d)")
+    assert [item.name for item in found.crossing] == ["test/nv/P1_b.png", "train/nv/P1_a.png"]
+    with pytest.raises(DataError, match="1 groups are in both train and test; expected") as caught:
+        found.check()
+    assert "P1" not in str(caught.value)
+    assert not folder(
+        tmp_path / "1", group_pattern=r"(P\d)", merge_test_into_train=True, local_test_fraction=0.5
+    ).crossing
 
 
 def test_what_lies_in_no_class_is_astray_and_what_is_unknown_an_item(tmp_path: Path) -> None:
@@ -185,16 +189,11 @@ def test_links_out_of_the_folder_are_refused_and_counted(tmp_path: Path) -> None
 def test_a_link_to_itself_is_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     root = classes(tmp_path / "in", {"nv": 20, "mel": 20})
     (root / "nv" / "loop.png").symlink_to("loop.png")
-    assert len(folder(root).items) == 41
+    (tmp_path / "link").symlink_to(root)  # a folder may itself be a link
+    assert len(folder(root).items) == len(folder(tmp_path / "link").items) == 41
     with pytest.raises(TooManyUnreadableError) as caught:
         read_files(settings("folder", root), RGB, RUN)
     assert [name for name, _ in caught.value.files] == ["nv/loop.png"]
-
-
-def test_a_folder_may_itself_be_a_link(tmp_path: Path) -> None:
-    classes(tmp_path / "real", {"nv": 1})
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    assert len(folder(tmp_path / "link").items) == 1
 
 
 def test_a_root_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,6 +205,9 @@ def test_a_root_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest
             scan(settings(source, tmp_path).model_copy(update={"root": None}), RUN, 2)
     with pytest.raises(DataError, match=r"cannot read .*No such file"):
         scan(settings("manifest", tmp_path / "no.csv"), RUN, 2)
+    for class_names in ((), ("mel",)):
+        with pytest.raises(DataError, match="no `class_names`"):
+            scan(settings("folder", tmp_path), class_names, 2)
 
 
 def test_a_folder_nobody_may_read_is_named_by_its_root_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,61 +223,31 @@ def test_a_folder_nobody_may_read_is_named_by_its_root_only(tmp_path: Path, monk
     assert "Doe" not in str(caught.value)
 
 
-def test_a_relative_root_is_looked_for_where_the_environment_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    classes(tmp_path / "set", {"nv": 1})
-    monkeypatch.setenv("PROTOFED_DATA", str(tmp_path))
-    assert len(folder(Path("set")).items) == 1
-
-
-def test_names_need_a_run_that_names_its_classes(tmp_path: Path) -> None:
-    for class_names in ((), ("mel",)):
-        with pytest.raises(DataError, match="no `class_names`"):
-            scan(settings("folder", tmp_path), class_names, 2)
-
-
 def test_own_labels_come_to_the_runs_by_the_map_or_by_their_name(tmp_path: Path) -> None:
-    classes(tmp_path, {"Melanoma, malignant": 1, "nv": 1, "unsure": 2})
-    found = folder(tmp_path, label_map={"Melanoma, malignant": "mel"}, ignore_labels=["unsure"])
+    classes(tmp_path, {MELANOMA: 1, "nv": 1, "unsure": 2})
+    found = folder(tmp_path, label_map=OWN, ignore_labels=["unsure"])
     found.check()
-    assert [(item.label, item.index) for item in found.items] == [("Melanoma, malignant", 0), ("nv", 1)]
+    assert [(item.label, item.index) for item in found.items] == [(MELANOMA, 0), ("nv", 1)]
     assert found.ignored == {"unsure": 2}
-    renamed = folder(tmp_path, label_map={"Melanoma, malignant": "nv", "nv": "mel"}, ignore_labels=["unsure"])
+    assert [item.label for item in folder(tmp_path, ignore_labels=["nv", "unsure"], label_map=OWN).items] == [MELANOMA]
+    with pytest.raises(DataError, match=r"'mell'.*'mel'"):
+        folder(tmp_path, label_map={"a": "mell", "b": "nv"})
+    renamed = folder(tmp_path, label_map={MELANOMA: "nv", "nv": "mel"}, ignore_labels=["unsure"])
     assert [item.index for item in renamed.items] == [1, 0]  # what the map says comes before the name
 
 
-def test_labels_that_mean_nothing_are_refused_by_name_with_the_nearest(tmp_path: Path) -> None:
+def test_labels_that_mean_nothing_are_refused_by_name_with_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     classes(tmp_path, {"MEL": 2, "nevus": 1, "zzz": 1, "nv": 1})
     found = folder(tmp_path)
     assert found.unmapped == {"MEL": 2, "nevus": 1, "zzz": 1}
     with pytest.raises(DataError, match=r"'MEL'.*'mel'.*'nevus'.*'nv'.*'zzz'"):
         found.check()
-
-
-def test_a_column_of_something_else_is_not_listed_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labels, "MAX_NAMED", 2)
-    classes(tmp_path, {f"q{number}": 1 for number in range(5)})
-    with pytest.raises(DataError, match=r"'q0'.*'q1'"):
-        folder(tmp_path).check()
-
-
-def test_a_map_to_no_class_of_the_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"'mell'.*'mel'"):
-        folder(tmp_path, label_map={"a": "mell", "b": "nv"})
-
-
-def test_ignoring_a_class_of_the_run_leaves_it_out(tmp_path: Path) -> None:
-    classes(tmp_path, {"mel": 2, "nv": 1})
-    found = folder(tmp_path, ignore_labels=["mel"])
-    assert ([item.label for item in found.items], found.ignored) == (["nv"], {"mel": 2})
-    found.check()
-
-
-def test_names_are_the_same_however_their_letters_are_composed(tmp_path: Path) -> None:
-    apart = unicodedata.normalize("NFD", "Mélanome")
-    classes(tmp_path, {apart: 1})
-    assert folder(tmp_path, label_map={"Mélanome": "mel"}).items[0].index == 0
+    monkeypatch.setattr(labels, "MAX_NAMED", 2)  # a column of something else is not listed to its end
+    with pytest.raises(DataError, match=r"'MEL'.*'nevus'") as caught:
+        found.check()
+    assert "zzz" not in str(caught.value)
 
 
 def test_bytes_that_are_no_text_can_still_be_told(tmp_path: Path) -> None:
@@ -293,20 +265,14 @@ def test_groups_are_what_the_expression_finds_in_the_path(tmp_path: Path) -> Non
         save(tmp_path / "nv" / f"{name}.png")
     found = folder(tmp_path, group_pattern=r"/(P\d+)_")
     assert [item.group for item in found.items] == ["P1", "P1", "P2"]
+    for site in "ab":  # patients of two sites are two
+        save(tmp_path / "sites" / site / "nv" / "P1_x.png")
+    sites = folder(tmp_path / "sites", partition={"kind": "column"}, group_pattern=r"/(P\d)_")
+    assert [item.group for item in sites.items] == ["a/P1", "b/P1"]
+    shutil.rmtree(tmp_path / "sites")
     assert "P1" not in repr(found.items[0]).replace("P1_a", "")
     save(tmp_path / "nv" / "other.png")
     found = folder(tmp_path, group_pattern=r"/(P\d+)_")
     assert [item.name for item in found.ungrouped] == ["nv/other.png"]
     with pytest.raises(DataError, match="does not match the paths of all images"):
         found.check()
-
-
-def test_a_group_in_train_and_test_is_refused_unless_they_are_merged(tmp_path: Path) -> None:
-    for name in ("train/nv/P1_a", "test/nv/P1_b", "val/nv/P2_a", "train/nv/P2_b", "test/nv/P3_a"):
-        save(tmp_path / f"{name}.png")
-    found = folder(tmp_path, group_pattern=r"(P\d)")
-    assert [item.name for item in found.crossing] == ["test/nv/P1_b.png", "train/nv/P1_a.png"]
-    with pytest.raises(DataError, match="1 groups are in both train and test; expected") as caught:
-        found.check()
-    assert "P1" not in str(caught.value)
-    assert not folder(tmp_path, group_pattern=r"(P\d)", merge_test_into_train=True, local_test_fraction=0.5).crossing

@@ -24,27 +24,21 @@ def mapped(class_names: tuple[str, ...] = (), **more: Any) -> tuple[list[int], l
     return rows.tolist(), classes.tolist()
 
 
-def test_numbers_are_classes_unless_something_else_is_said() -> None:
-    assert mapped() == mapped(("a", "b", "c")) == ([0, 1, 2, 3], [0, 1, 2, 1])
-    assert mapped(ignore_labels=["1"]) == mapped(("a", "b", "c"), ignore_labels=["1"]) == ([0, 2], [0, 2])
-    assert mapped(label_map={"2": "0"}) == ([0, 1, 2, 3], [0, 1, 0, 1])
-    assert mapped(label_map={"2": "0", "0": "2"}, ignore_labels=["1"]) == ([0, 2], [2, 0])
-
-
-def test_numbers_with_names_are_the_runs_by_name() -> None:
-    assert mapped(("a", "b"), label_map={"0": "b", "2": "a"}, ignore_labels=["1"]) == ([0, 2], [1, 0])
-    with pytest.raises(DataError, match=r"data\.label_map"):
-        mapped(("a", "b"), label_map={"0": "b"})
-    with pytest.raises(DataError, match=r"data\.label_map.*class_names"):
-        mapped(label_map={"0": "b"})
-
-
-def test_a_map_that_is_the_wrong_way_round_is_said_to_be() -> None:
+def test_a_map_is_the_right_way_round_and_numbers_are_classes() -> None:
     run = ("mel", "nv")
     with pytest.raises(DataError, match=r'wrong way round: .*write "Melanoma" = "mel"$'):
         LabelMap.of(Data.model_validate({"source": "folder", "label_map": {"mel": "Melanoma", "nv": "Naevus"}}), run)
     with pytest.raises(DataError, match=r"no class of the run: 'Melanoma'"):
         LabelMap.of(Data.model_validate({"source": "folder", "label_map": {"M": "Melanoma", "nv": "Naevus"}}), run)
+    assert mapped() == mapped(("a", "b", "c")) == ([0, 1, 2, 3], [0, 1, 2, 1])
+    assert mapped(ignore_labels=["1"]) == mapped(("a", "b", "c"), ignore_labels=["1"]) == ([0, 2], [0, 2])
+    assert mapped(label_map={"2": "0"}) == ([0, 1, 2, 3], [0, 1, 0, 1])
+    assert mapped(label_map={"2": "0", "0": "2"}, ignore_labels=["1"]) == ([0, 2], [2, 0])
+    assert mapped(("a", "b"), label_map={"0": "b", "2": "a"}, ignore_labels=["1"]) == ([0, 2], [1, 0])
+    with pytest.raises(DataError, match=r"data\.label_map"):
+        mapped(("a", "b"), label_map={"0": "b"})
+    with pytest.raises(DataError, match=r"data\.label_map.*class_names"):
+        mapped(label_map={"0": "b"})
 
 
 def npz(path: Path, groups: dict[str, list[str]], counts: tuple[int, int] = (6, 4), **more: Any) -> Data:
@@ -86,16 +80,13 @@ def test_groups_of_an_npz_stay_on_one_side(tmp_path: Path) -> None:
         load(npz(tmp_path, {**apart, "test_group": ["a"]}), RGB)
 
 
-def test_merged_groups_are_held_out_whole(tmp_path: Path) -> None:
+def test_merged_groups_are_held_out_whole_and_a_column_may_not_divide_one(tmp_path: Path) -> None:
     both = {"train_group": list("aabbcc" * 6), "test_group": list("ccdd")}
     (site,) = load_sites(npz(tmp_path, both, (36, 4), merge_test_into_train=True, local_test_fraction=0.4), RGB, 2)
     assert site.local_test is not None
     assert (len(site.train) + len(site.local_test), len(site.local_test)) == (40, 16)  # two of four patients
     with pytest.raises(DataError, match="only one of train and test has groups"):
         load(npz(tmp_path, {"train_group": list("aabbcc")}, merge_test_into_train=True, local_test_fraction=0.4), RGB)
-
-
-def test_a_column_may_not_divide_a_group(tmp_path: Path) -> None:
     groups = {"train_group": list("aabbcc"), "test_group": list("ddee"), "train_site": list("xxxxyy")}
     sites = load_sites(npz(tmp_path, groups, partition={"kind": "column"}), RGB, 2)
     assert [len(site.train) for site in sites] == [4, 2]

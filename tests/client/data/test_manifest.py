@@ -37,19 +37,20 @@ def test_a_manifest_is_read_as_any_spreadsheet_writes_it(separator: str, end: st
     ]
 
 
-def test_columns_of_split_and_group_may_be_left_empty(tmp_path: Path) -> None:
+def test_columns_of_split_and_group_may_be_left_empty_and_splits_have_their_usual_spellings(tmp_path: Path) -> None:
     found = table(tmp_path, "label,path,group,split\nnv,b.png,,\nmel,a.png,,\n")
     assert told(found) == [("b.png", "nv", 1, None, None, 2), ("a.png", "mel", 0, None, None, 3)]
+    found = table(tmp_path, "path,label,split\na,nv,Training\nb,nv,valid\nc,nv,TESTING\n")
+    assert [item.split for item in found.items] == ["train", "val", "test"]
+    found = table(tmp_path, "sep=;\r\npath;label\r\n1,5.png;nv\r\n")
+    assert [(item.name, item.row) for item in found.items] == [("1,5.png", 3)]
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", r"row 1: expected one column 'path'"),
-        (
-            "path,class\na,b\n",
-            r"row 1: expected one column 'label' in the heading; data\.label_column names another",
-        ),
+        ("path,class\na,b\n", r"row 1: expected one column 'label' in the heading; data\.label_column names another"),
         ("path,label,Label\na,b,c\n", "expected one column 'label'"),
         ("path,label\nDoe.png\n", "row 2 has 1 cells; expected 2"),
         ("path,label\na.png,nv\n,nv\n", "row 3 has no path"),
@@ -148,28 +149,15 @@ def test_a_name_that_several_files_have_is_refused_by_its_row(tmp_path: Path) ->
         table(tmp_path, "path,label\n2,nv\n2.png,nv\n")
 
 
-def test_names_of_a_table_are_found_however_their_letters_are_composed(tmp_path: Path) -> None:
+def test_names_of_a_table_are_found_in_any_composition_and_no_site_without_its_column(tmp_path: Path) -> None:
     file = save(tmp_path / unicodedata.normalize("NFD", "Läsion") / unicodedata.normalize("NFD", "é.png"))
     assert [item.path for item in table(tmp_path, "path,label\nLäsion/é.png,nv\n").items] == [file]
-
-
-def test_a_first_line_that_says_the_separator_is_honoured(tmp_path: Path) -> None:
-    found = table(tmp_path, "sep=;\r\npath;label\r\n1,5.png;nv\r\n")
-    assert [(item.name, item.row) for item in found.items] == [("1,5.png", 3)]
+    with pytest.raises(DataError, match=r"one column 'site' in the heading; data\.site_column names another"):
+        table(tmp_path, "path,label\na,nv\n", partition={"kind": "column"})
+    assert table(tmp_path, "path,label,site\na,nv,\n").items[0].site is None, "the column is read with the partition"
 
 
 @pytest.mark.parametrize("head", [b"PK\x03\x04", b"\xd0\xcf\x11\xe0\xa1\xb1"])
 def test_a_workbook_is_refused_with_what_to_save_instead(head: bytes, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is a workbook, as Excel keeps it; save its sheet as 'CSV UTF-8'"):
         table(tmp_path, head + bytes(100))
-
-
-def test_usual_spellings_of_splits_are_read(tmp_path: Path) -> None:
-    found = table(tmp_path, "path,label,split\na,nv,Training\nb,nv,valid\nc,nv,TESTING\n")
-    assert [item.split for item in found.items] == ["train", "val", "test"]
-
-
-def test_without_its_column_of_sites_a_table_is_not_cut_by_it(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"one column 'site' in the heading; data\.site_column names another"):
-        table(tmp_path, "path,label\na,nv\n", partition={"kind": "column"})
-    assert table(tmp_path, "path,label,site\na,nv,\n").items[0].site is None, "the column is read with the partition"

@@ -22,9 +22,7 @@ from protofed.common.errors import DataError
         ({"train": (20, 2, 2)}, (1, 2, 2), 7),
     ],
 )
-def test_it_is_the_images_own(
-    halves: dict[str, tuple[int, ...]], shape: tuple[int, ...], classes: int, tmp_path: Path
-) -> None:
+def test_it_is_theirs(halves: dict[str, tuple[int, ...]], shape: tuple[int, ...], classes: int, tmp_path: Path) -> None:
     arrays: dict[str, Any] = {}
     for half, of in halves.items():
         arrays |= {f"{half}_images": np.zeros(of, np.uint8), f"{half}_labels": np.full(of[0], classes - 1)}
@@ -33,11 +31,16 @@ def test_it_is_the_images_own(
     assert (found.shape, count) == (shape, classes)
 
 
-def test_there_are_always_two_classes(tmp_path: Path) -> None:
+def test_there_are_always_two_classes_and_numbers_have_no_names(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", test_images=np.zeros((2, 3, 3), np.uint8), test_labels=np.zeros(2, np.int64))
     assert infer_input(Data(source="npz", root=tmp_path / "a.npz"))[1] == 2
+    assert infer_class_names(Data(source="digits")) == ()
     with pytest.raises(DataError, match="there is no file"):
         infer_input(Data(source="npz", root=tmp_path / "none.npz"))
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "0.png").write_bytes(b"damaged")
+    with pytest.raises(DataError, match="none of the first 1 files is an image"):
+        infer_input(settings("folder", tmp_path))
 
 
 def test_of_files_it_is_the_first_readable_ones_and_the_names_are_their_own(tmp_path: Path) -> None:
@@ -73,14 +76,3 @@ def test_arrays_that_no_run_can_use_are_refused(shape: tuple[int, ...], tmp_path
     np.savez(tmp_path / "a.npz", test_images=np.zeros(shape, np.uint8), test_labels=np.zeros(2, np.int64))
     with pytest.raises(DataError, match="of which no run's input can be"):
         infer_input(Data(source="npz", root=tmp_path / "a.npz"))
-
-
-def test_files_none_of_which_is_an_image_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "0.png").write_bytes(b"damaged")
-    with pytest.raises(DataError, match="none of the first 1 files is an image"):
-        infer_input(settings("folder", tmp_path))
-
-
-def test_numbers_have_no_names() -> None:
-    assert infer_class_names(Data(source="digits")) == ()

@@ -281,13 +281,7 @@ def dicoms() -> list[Case]:
         ),
         case("high-bit-15", lambda _: deep / 4095, deep << 4, 12, HighBit=15),
         case("high-bit-13", lambda _: deep / 4095, (deep << 2) | 0xC003, 12, HighBit=13),
-        case(
-            "high-bit-15-signed",
-            lambda _: deep / 4095,
-            highest,
-            12,
-            HighBit=15,
-        ),
+        case("high-bit-15-signed", lambda _: deep / 4095, highest, 12, HighBit=15),
         case("high-bit-9", "HighBit does not match its BitsStored; expected", deep, 12, HighBit=9),
         *(case(f"rgb-8-{s.keyword}", by_pydicom, rgb, 8, s) for s in (ImplicitVRLittleEndian, RLELossless)),
         case(

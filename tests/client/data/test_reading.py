@@ -47,23 +47,16 @@ def test_a_split_of_the_files_own_is_kept(tmp_path: Path) -> None:
         folder(tmp_path, test_fraction=0.3)
 
 
-def test_without_one_a_test_set_is_held_out_by_the_seed(tmp_path: Path) -> None:
-    classes(tmp_path, {"mel": 10, "nv": 20})
-    source = folder(tmp_path, test_fraction=0.4)
+def test_without_one_a_test_set_is_held_out_by_the_seed_as_of_an_npz(tmp_path: Path) -> None:
+    classes(tmp_path / "files", {"mel": 10, "nv": 20})
+    source = folder(tmp_path / "files", test_fraction=0.4)
     assert source.test.labels.bincount().tolist() == [5, 8]
     assert sorted(shades(source.train.images) + shades(source.test.images)) == list(range(30))
     assert [shade >= 10 for shade in shades(source.train.images)] == source.train.labels.tolist()
-    drawn = [shades(folder(tmp_path, test_fraction=0.4, seed=seed).test.images) for seed in (0, 0, 1, 2)]
-    assert drawn[0] == drawn[1]
-    assert len(set(map(tuple, drawn))) > 1
-
-
-def test_the_same_share_as_of_an_npz_is_held_out(tmp_path: Path) -> None:
-    classes(tmp_path / "files", {"mel": 10, "nv": 20})
     images = np.stack([shade(number) for number in range(30)])
     np.savez(tmp_path / "a.npz", train_images=images, train_labels=np.repeat([0, 1], [10, 20]))
     files, arrays = folder(tmp_path / "files", seed=3), load(settings("npz", tmp_path / "a.npz", seed=3), RGB)
-    assert shades(files.test.images) == shades(arrays.test.images)
+    assert shades(files.test.images) == shades(arrays.test.images) != shades(folder(tmp_path / "files").test.images)
     assert torch.equal(files.train.images, arrays.train.images)
 
 
@@ -100,9 +93,7 @@ def test_unreadable_files_are_refused_by_count_and_never_by_name(tmp_path: Path)
     classes(tmp_path, {"mel": 10, "nv": 10})
     damaged(tmp_path, "nv/Doe.png", "Doe.bin", "Roe")
     (tmp_path / "mel" / "Doe.png").touch()
-    with pytest.raises(
-        DataError, match=r"4 of 24 images .*: 2 × in no class's folder, 1 × .*, 1 × .*allows 0: remove .* raise it"
-    ) as said:
+    with pytest.raises(DataError, match=r"4 of 24 images .*: 2 × in no class's folder, 1 × .*, 1 × ") as said:
         folder(tmp_path)
     assert "1 × empty" in str(said.value)
     assert "Doe" not in str(said.value)
@@ -118,13 +109,10 @@ def test_a_share_that_is_tolerated_is_left_out_and_logged_as_a_count(tmp_path: P
     assert line == {"event": "images cannot be read and are left out", "log_level": "warning", "count": 3}
     with pytest.raises(DataError, match=r"3 of 10 images cannot be read"):
         folder(tmp_path, max_unreadable_fraction=0.29)
-
-
-def test_what_is_left_out_by_its_name_is_told_once_as_a_count(tmp_path: Path) -> None:
-    classes(tmp_path, {"mel": 10, "nv": 10})
-    damaged(tmp_path, "readme.txt", "nv/Doe.pdf", "nv/@Recycle/Doe.png")
+    classes(tmp_path / "named", {"mel": 10, "nv": 10})  # and what is left out by its name
+    damaged(tmp_path / "named", "readme.txt", "nv/Doe.pdf", "nv/@Recycle/Doe.png")
     with capture_logs() as logs:
-        source = folder(tmp_path)
+        source = folder(tmp_path / "named")
     assert len(source.train) + len(source.test) == 20
     (line,) = logs
     assert (line["count"], "left out" in line["event"], "Doe" in str(line)) == (3, True, False)
@@ -177,9 +165,8 @@ def test_groups_stay_together_through_every_split(tmp_path: Path) -> None:
 
 def test_a_simulation_that_would_divide_groups_is_refused(tmp_path: Path) -> None:
     classes(tmp_path, {"mel": 20, "nv": 20})
-    data = settings(
-        "folder", tmp_path, group_pattern=r"(\d)\.", partition={"kind": "dirichlet", "sites": 2, "beta": 1.0}
-    )
+    cut = {"kind": "dirichlet", "sites": 2, "beta": 1.0}
+    data = settings("folder", tmp_path, group_pattern=r"(\d)\.", partition=cut)
     with pytest.raises(DataError, match=r"'dirichlet'.*'whole'.*'column'"):
         load_sites(data, RGB, 2, class_names=RUN)
 
@@ -192,28 +179,24 @@ def test_an_evaluator_and_a_daemon_get_the_vocabulary_too(tmp_path: Path) -> Non
         load_site(data, 0, RGB, 2)
 
 
-def test_a_site_may_have_a_test_set_only(tmp_path: Path) -> None:
+def test_a_site_may_have_a_test_set_only_and_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     classes(tmp_path / "test", {"nv": 3})
     data = settings("folder", tmp_path)
     assert len(load_test(data, RGB, 2, class_names=RUN).test) == 3
     with pytest.raises(DataError, match="no training examples"):
         load_site(data, 0, RGB, 2, class_names=RUN)
-
-
-def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
-    classes(tmp_path / "a", {"nv": 0})
+    classes(tmp_path / "none" / "a", {"nv": 0})
     for name in ("a", "."):
         with pytest.raises(DataError, match="no images to train on or to test"):
-            folder(tmp_path / name, ignore_labels=["a"])
+            folder(tmp_path / "none" / name, ignore_labels=["a"])
 
 
 def test_a_manifest_is_loaded_in_its_own_order(tmp_path: Path) -> None:
     rows = ["path;label;split;group"]
     for number in (3, 1, 2, 4):
         save(tmp_path / "images" / f"{number}.png", shade(number))
-        rows.append(
-            f"images/{number}.png;{'melanoma' if number % 2 else 'nv'};{'test' if number == 2 else 'train'};p{number}"
-        )
+        label, half = "melanoma" if number % 2 else "nv", "test" if number == 2 else "train"
+        rows.append(f"images/{number}.png;{label};{half};p{number}")
     (tmp_path / "table.csv").write_text("\n".join(rows))
     data = settings("manifest", tmp_path / "table.csv", label_map={"melanoma": "mel"})
     source = load(data, RGB, RUN)

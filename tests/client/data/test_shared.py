@@ -49,12 +49,9 @@ def test_sites_come_out_as_they_went_in(sites: dict[str, SiteData]) -> None:
                 assert torch.equal(one.normalised(INPUT), other.normalised(INPUT))
 
 
-def test_a_site_without_a_test_set_comes_out_too() -> None:
+def test_units_and_a_site_without_a_test_set_come_out_too() -> None:
     out = held({"site-1": SiteData(examples(2, 4), examples(0, 5), INPUT, 4, own_test=True)})[0].site("site-1")
     assert (out.own_test, len(out.test), out.local_test) == (True, 0, None)
-
-
-def test_units_come_out_too() -> None:
     units, some = torch.tensor([4, 4, 0]), examples(3, 2)
     site = SiteData(Examples(some.images, some.labels, units), examples(5, 0), INPUT, 4)
     out = held({"site-1": site})[0].site("site-1")

@@ -26,13 +26,7 @@ from protofed.common.errors import DataError
 
 NAMES = ("mel", "nv")
 Added: TypeAlias = "Callable[[Path], object]"
-HELD_OUT: list[dict[str, Any]] = [
-    {"local_test_fraction": 0.25},
-    {"test_fraction": 0.3},
-    {"test_fraction": 0.3, "local_test_fraction": 0.25},
-    {"validation_fraction": 0.2},
-    {},
-]
+HELD_OUT: list[dict[str, Any]] = [{"test_fraction": 0.3, "local_test_fraction": 0.25}, {"validation_fraction": 0.2}, {}]
 
 
 def noise(seed: int, kind: type[np.generic] = np.uint8) -> NDArray[Any]:
@@ -62,7 +56,6 @@ def loaded(root: Path, **more: Any) -> SiteData:
 
 
 def rows(data: SiteData) -> set[tuple[bytes, int]]:
-    """The training images, as the model takes them to 4 digits, with their labels."""
     pixels = data.train.normalised(data.input).numpy().round(4)
     return {(image.tobytes(), label) for image, label in zip(pixels, data.train.labels.tolist(), strict=True)}
 
@@ -88,9 +81,7 @@ ONE_MORE: dict[str, tuple[Added, bool]] = {
 
 @pytest.mark.parametrize("held_out", HELD_OUT, ids=str)
 @pytest.mark.parametrize("kind", ONE_MORE)
-def test_a_file_more_changes_the_training_set_by_itself_at_most(
-    kind: str, held_out: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_file_more_changes_the_training_by_itself(kind: str, held_out: dict[str, Any], tmp_path: Path) -> None:
     before = rows(loaded(folder(tmp_path), **held_out))
     add, _ = ONE_MORE[kind]
     add(tmp_path)
@@ -103,12 +94,10 @@ def test_a_file_more_changes_the_training_set_by_itself_at_most(
 def test_what_is_held_out_is_about_the_share_and_the_file_itself_may_count(kind: str, tmp_path: Path) -> None:
     add, counts = ONE_MORE[kind]
     add(folder(tmp_path))
-    found = {
-        seed: loaded(tmp_path, local_test_fraction=0.25, seed=seed) for seed in range(20)
-    }  # by ever other keys: at some the added image is trained on
-    trained = set().union(*(rows(data) for data in found.values()))
-    held = [len(data.local_test) for data in found.values() if data.local_test is not None]
-    assert len(trained) == 40 + counts
+    # By ever other keys: at some the added image is trained on.
+    found = [loaded(tmp_path, local_test_fraction=0.25, seed=seed) for seed in range(20)]
+    held = [len(data.local_test) for data in found if data.local_test is not None]
+    assert len(set().union(*map(rows, found))) == 40 + counts
     assert 0.18 < sum(held) / 20 / 40 < 0.32
 
 
@@ -195,20 +184,18 @@ def npz(path: Path, count: int, *, groups: bool, more: Sequence[tuple[int, int, 
 @pytest.mark.parametrize("held_out", HELD_OUT, ids=str)
 @pytest.mark.parametrize("label", [0, 7, -1])  # the last two are no class: with noise none of them has the run refused
 @pytest.mark.parametrize("groups", [False, True])
-def test_a_row_of_an_npz_more_changes_the_training_set_by_itself_at_most(
+def test_a_row_of_an_npz_more_changes_itself(
     label: int, held_out: dict[str, Any], groups: bool, tmp_path: Path
 ) -> None:
-    before, after = (
-        load_site(
-            npz(tmp_path / "a.npz", 40, groups=groups, more=more).model_copy(update=held_out), 0, GREY, 2, noisy=True
-        )
-        for more in ((), [(900, label, "P900")])
-    )
-    assert rows(before) <= rows(after)
-    assert len(rows(after) - rows(before)) <= (label == 0)
+    found = []
+    for more in ((), [(900, label, "P900")]):
+        data = npz(tmp_path / "a.npz", 40, groups=groups, more=more).model_copy(update=held_out)
+        found.append(rows(load_site(data, 0, GREY, 2, noisy=True)))
+    assert found[0] <= found[1]
+    assert len(found[1] - found[0]) <= (label == 0)
 
 
-def test_a_number_that_the_label_map_does_not_name_is_left_out(tmp_path: Path) -> None:
+def test_a_number_that_no_map_names_is_left_out_and_another_label_moves_no_image(tmp_path: Path) -> None:
     data = npz(tmp_path / "a.npz", 40, groups=False, more=[(900, 5, "")])
     data = data.model_copy(update={"label_map": {"0": "mel", "1": "nv"}, "local_test_fraction": 0.25})
     with pytest.raises(LabelsError):
@@ -216,30 +203,15 @@ def test_a_number_that_the_label_map_does_not_name_is_left_out(tmp_path: Path) -
     with_it = load_site(data, 0, GREY, 2, NAMES, noisy=True)
     assert with_it.local_test is not None
     assert len(with_it.train) + len(with_it.local_test) == 40
-
-
-def test_another_label_moves_no_image(tmp_path: Path) -> None:
-    sets = [
-        {
-            image
-            for image, _ in rows(
-                load_site(
-                    npz(tmp_path / "a.npz", 40, groups=False, more=[(900, label, "")]).model_copy(
-                        update={"local_test_fraction": 0.25}
-                    ),
-                    0,
-                    GREY,
-                    2,
-                    noisy=True,
-                )
-            )
-        }
-        for label in (0, 1)
-    ]
+    sets = []
+    for label in (0, 1):
+        data = npz(tmp_path / "a.npz", 40, groups=False, more=[(900, label, "")])
+        data = data.model_copy(update={"local_test_fraction": 0.25})
+        sets.append({image for image, _ in rows(load_site(data, 0, GREY, 2, noisy=True))})
     assert sets[0] == sets[1]
 
 
-def test_equal_images_are_on_one_side_and_draws_of_other_purposes_are_independent() -> None:
+def test_equal_images_are_on_one_side_and_groups_in_two_parts_are_not_named() -> None:
     images = np.stack([noise(seed % 500) for seed in range(1000)])
     units = units_of_images(images)
     local, test = (held_out(units, 0.5, 0, purpose) for purpose in ("local test", "test"))
@@ -247,6 +219,13 @@ def test_equal_images_are_on_one_side_and_draws_of_other_purposes_are_independen
     assert 180 < (local[:500] == test[:500]).sum() < 320
     assert held_out(units, 1.0, 0, "test").all()
     assert not (local == held_out(units, 0.5, 1, "local test")).all()
+    groups = np.array(["Doe", "Doe", "Roe", "Poe"])
+    check_apart(groups, [np.array([0, 1]), np.array([2]), np.array([3])], "the sites")
+    with pytest.raises(DataError, match="1 groups are in more than one of the sites") as caught:
+        check_apart(groups, [np.array([0, 2]), np.array([1, 3])], "the sites")
+    assert "oe" not in str(caught.value)
+    with_one_more = np.array([1000, 1001, 1000, np.nan])  # a row without a number moves no other group
+    assert units_of_groups(with_one_more)[:3].tolist() == units_of_groups(with_one_more[:3]).tolist()
 
 
 def test_few_images_are_no_reason_to_take_no_part(tmp_path: Path) -> None:
@@ -267,11 +246,7 @@ def test_without_noise_an_unreadable_file_still_has_the_run_refused(tmp_path: Pa
 
 @pytest.mark.parametrize(
     "more",
-    [
-        {"partition": {"kind": "dirichlet", "sites": 2, "beta": 0.5}},
-        {"long_tail": 0.1},
-        {"auxiliary_per_class": 1},
-    ],
+    [{"partition": {"kind": "dirichlet", "sites": 2, "beta": 0.5}}, {"long_tail": 0.1}, {"auxiliary_per_class": 1}],
     ids=lambda more: next(iter(more)),
 )
 def test_settings_that_choose_images_by_counts_are_refused_by_name(more: dict[str, Any], tmp_path: Path) -> None:
@@ -292,17 +267,9 @@ def test_the_sites_of_a_simulation_share_the_evaluators_test_set(tmp_path: Path)
 
 def test_a_site_in_a_column_of_which_no_test_row_is_takes_part(tmp_path: Path) -> None:
     images = np.stack([np.full((4, 4, 3), value, np.uint8) for value in range(20)])
-    known: dict[str, Any] = {
-        "train_images": images,
-        "train_labels": np.arange(20) % 2,
-        "train_site": np.array(["a", "b"] * 10),
-    }
-    tested: dict[str, Any] = {
-        "test_images": images[:4],
-        "test_labels": np.arange(4) % 2,
-        "test_site": np.array(["a"] * 4),
-    }
-    np.savez(tmp_path / "a.npz", **known, **tested)
+    known: dict[str, Any] = {"train_labels": np.arange(20) % 2, "train_site": np.array(["a", "b"] * 10)}
+    tested: dict[str, Any] = {"test_labels": np.arange(4) % 2, "test_site": np.array(["a"] * 4)}
+    np.savez(tmp_path / "a.npz", train_images=images, test_images=images[:4], **known, **tested)
     data = settings("npz", tmp_path / "a.npz", partition={"kind": "column"})
     with pytest.raises(DataError, match="none in the test set"):
         load_site(data, 1, RGB, 2)
@@ -331,17 +298,3 @@ def test_sites_that_are_found_by_their_images_have_noise_bound_nothing(tmp_path:
     with pytest.raises(DataError, match=r"finds sites by their images.*this site's own folder"):
         load_site(data, 1, GREY, 2, NAMES, noisy=True)
     assert len(load_sites(data, GREY, 2, NAMES, noisy=True)) == 2, "a simulation hides nobody"
-
-
-def test_one_row_without_a_number_moves_no_other_group() -> None:
-    numbers = np.array([1000, 1001, 1000])
-    with_one_more = np.array([1000, 1001, 1000, np.nan])
-    assert units_of_groups(with_one_more)[:3].tolist() == units_of_groups(numbers).tolist()
-
-
-def test_groups_in_two_parts_are_counted_and_not_named() -> None:
-    groups = np.array(["Doe", "Doe", "Roe", "Poe"])
-    check_apart(groups, [np.array([0, 1]), np.array([2]), np.array([3])], "the sites")
-    with pytest.raises(DataError, match="1 groups are in more than one of the sites") as caught:
-        check_apart(groups, [np.array([0, 2]), np.array([1, 3])], "the sites")
-    assert "oe" not in str(caught.value)

@@ -82,13 +82,18 @@ def test_an_image_of_the_test_set_is_none_whatever_set_it_stands_in() -> None:
     assert draw_auxiliary(train, test, 2, 2, seed=0).tolist() == [0, 3, 4, 5]  # not 2 and 1, which are 3 and 2
 
 
-def test_a_training_set_that_is_the_test_set_is_refused(tmp_path: Path) -> None:
+def test_a_set_that_cannot_spare_auxiliary_images_is_refused(tmp_path: Path) -> None:
     images_, labels = np.arange(48, dtype=np.uint8).reshape(12, 2, 2, 1), np.arange(12) % 2
     same = tmp_path / "set.npz"
     np.savez(same, train_images=images_, train_labels=labels, test_images=images_, test_labels=labels)
     own = Data.model_validate({"source": "npz", "root": str(same), "auxiliary_per_class": 1})
     with pytest.raises(DataError, match="auxiliary_per_class"):
         load_test(own, SMALL, 2)
+    np.savez(tmp_path / "test.npz", test_images=images_, test_labels=labels)  # test images alone
+    alone = {"source": "npz", "root": str(tmp_path / "test.npz")}
+    assert load_test(Data.model_validate(alone), SMALL, 2).auxiliary is None
+    with pytest.raises(DataError):
+        load_test(Data.model_validate({**alone, "auxiliary_per_class": 1}), SMALL, 2)
 
 
 @pytest.mark.parametrize("each", [4, 1])
@@ -96,15 +101,6 @@ def test_a_class_with_too_few_images_is_named(each: int) -> None:
     train = examples(1, 2, 3, 4, 5, 6) if each > 1 else examples(1, 3, 5, classes=1)  # of class 1: three, none
     with pytest.raises(DataError, match=f"auxiliary_per_class = {each}: class [01] has fewer"):
         draw_auxiliary(train, examples(9), each, 2, seed=0)
-
-
-def test_a_set_with_test_images_alone_has_none(tmp_path: Path) -> None:
-    images_, labels = np.zeros((4, 2, 2, 1), np.uint8), np.arange(4) % 2
-    np.savez(tmp_path / "test.npz", test_images=images_, test_labels=labels)
-    own = {"source": "npz", "root": str(tmp_path / "test.npz")}
-    assert load_test(Data.model_validate(own), SMALL, 2).auxiliary is None
-    with pytest.raises(DataError):
-        load_test(Data.model_validate({**own, "auxiliary_per_class": 1}), SMALL, 2)
 
 
 def test_what_a_method_refines_on_is_these_images_alone() -> None:

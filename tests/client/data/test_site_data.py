@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from itertools import pairwise
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from protofed.common.errors import DataError
 
 RUN = Input(shape=(3, 6, 5), mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 1.0))
 META = torch.device("meta")
+GREY = Examples(torch.zeros(2, 1, 6, 5), torch.zeros(2).long())
 AUGMENTS: list[Augment] = ["none", *AUGMENTATIONS]
 
 
@@ -84,13 +84,14 @@ def test_examples_of_a_class_are_drawn_alike_and_with_replacement() -> None:
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)
-def test_an_epoch_by_classes_follows_from_the_generator_alone(augment: Augment) -> None:
+@pytest.mark.parametrize("sampling", ["shuffled", "class-balanced"])
+def test_an_epoch_follows_from_the_generator_alone(augment: Augment, sampling: Sampling) -> None:
     data = skewed()
-    first, second = (epoch(data, 3, augment=augment, sampling="class-balanced") for _ in range(2))
-    other = epoch(data, 4, augment=augment, sampling="class-balanced")
-    assert torch.equal(first[0], second[0])
-    assert not torch.equal(first[0], other[0])
-    sizes = [len(y) for _, y in data.batches(4, rng(), augment, drop_last=True, sampling="class-balanced")]
+    first, second, other = (epoch(data, seed, augment=augment, sampling=sampling)[0] for seed in (3, 3, 4))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+    assert torch.equal(first, epoch(data, 3, sampling=sampling)[0]) == (augment == "none")
+    sizes = [len(y) for _, y in data.batches(4, rng(), augment, drop_last=True, sampling=sampling)]
     assert sizes == [4, 4, 4]
 
 
@@ -119,9 +120,7 @@ def test_random_numbers_are_drawn_at_the_call_and_from_the_generator_alone(augme
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)
-def test_batches_are_the_same_where_no_normalised_copy_is_kept(
-    augment: Augment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_are_the_same_without_a_normalised_copy(augment: Augment, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, _ = epoch(site(), augment=augment)
     monkeypatch.setattr(site_data, "KEPT_BYTES", 0)
     data = site()
@@ -139,15 +138,12 @@ def test_the_border_is_black_before_normalisation() -> None:
     assert 0.2 < float(is_black.float().mean()) < 0.9
 
 
-def test_ordered_is_every_example_in_its_own_order() -> None:
+def test_ordered_is_every_example_in_its_own_order_and_frequencies_are_shares() -> None:
     data = site()
     made = list(data.ordered(data.test, 3))
     assert [len(labels) for _, labels in made] == [3, 3, 1]
     assert torch.equal(torch.cat([images for images, _ in made]), data.test.normalised(RUN))
     assert torch.equal(torch.cat([labels for _, labels in made]), data.test.labels)
-
-
-def test_label_frequencies_are_shares_of_the_training_labels() -> None:
     train = Examples(torch.zeros(4, 3, 6, 5), torch.tensor([2, 0, 2, 2]))
     assert SiteData(train, some(3), RUN, 4).label_frequencies().tolist() == [0.25, 0.0, 0.75, 0.0]
 
@@ -160,12 +156,6 @@ def test_sites_share_one_placed_and_one_normalised_test_set() -> None:
     assert first.train is not second.train
 
 
-def test_examples_are_moved_once() -> None:
-    held = some(3)
-    assert {held.on(META).images.device, held.on(META).labels.device} == {META}
-    assert held.on(META) is held.on(META)
-
-
 @pytest.mark.parametrize("augment", AUGMENTS)
 def test_data_that_stays_on_the_host_is_moved_batch_by_batch(augment: Augment) -> None:
     data = SiteData(some(10), some(3), RUN, 4, device=META)  # meta: a device with shapes and no numbers
@@ -176,24 +166,17 @@ def test_data_that_stays_on_the_host_is_moved_batch_by_batch(augment: Augment) -
     assert data.train.images.device == torch.device("cpu")
 
 
-def test_data_fit_a_gpu_up_to_a_quarter_of_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_fit_a_gpu_up_to_a_quarter_of_its_memory_with_their_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (400, 1000))
     assert [fits(size, torch.device("cuda")) for size in (100, 101)] == [True, False]
-
-
-def test_memory_counts_the_normalised_copy_that_will_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = site()
+    placed = data.placed(torch.device("cuda"))  # it does not fit, and stays where it is
+    assert placed.device.type == "cuda"
+    assert (placed.train, placed.test) == (data.train, data.test)
     raw = 10 * 3 * 6 * 5 + 10 * 8
     assert some(10).nbytes == raw + 4 * 900
     monkeypatch.setattr(site_data, "KEPT_BYTES", 4 * 900 - 1)
     assert some(10).nbytes == raw
-
-
-def test_data_that_do_not_fit_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (4, 1000))
-    data = site()
-    placed = data.placed(torch.device("cuda"))
-    assert placed.device.type == "cuda"
-    assert (placed.train, placed.test) == (data.train, data.test)
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)
@@ -228,13 +211,6 @@ def test_a_gpu_sees_the_same_batches(augment: Augment, room: bool, monkeypatch: 
     assert torch.equal(there_labels.cpu(), labels)
 
 
-@pytest.mark.parametrize("augment", AUGMENTATIONS)
-def test_augmented_epochs_differ_by_seed_and_agree_by_seed(augment: Augment) -> None:
-    first, again, other = (epoch(site(), seed, augment=augment)[0] for seed in (0, 0, 1))
-    assert torch.equal(first, again)
-    assert all(not torch.equal(a, b) for a, b in pairwise((first, other, epoch(site())[0])))
-
-
 def test_a_site_may_have_a_test_set_of_its_own_beside_or_instead_of_the_common_one() -> None:
     test, own = some(5), some(2, seed=3)
     both = SiteData(some(3), test, RUN, 4, local_test=own)
@@ -246,7 +222,7 @@ def test_a_site_may_have_a_test_set_of_its_own_beside_or_instead_of_the_common_o
 
 
 @pytest.mark.parametrize(("room", "moved"), [(15, [3, 4, 8]), (14, [])])
-def test_a_test_set_of_its_own_is_placed_with_the_others(
+def test_an_own_test_set_is_placed_with_the_others(
     room: int, moved: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[int] = []
@@ -266,16 +242,22 @@ def test_a_test_set_of_its_own_is_placed_with_the_others(
 
 
 @pytest.mark.parametrize(
-    ("own", "said"),
+    ("train", "test", "own", "said"),
     [
-        (some(0), "no local test examples"),
-        (some(8, classes=6), "labels are 0 to 5"),
-        (Examples(torch.zeros(2, 1, 6, 5), torch.zeros(2).long()), r"\[1, 6, 5\].*\[3, 6, 5\]"),
+        (some(0), some(3), None, "no training examples"),
+        (some(3), some(0), None, "no test examples"),
+        (some(3), some(3), some(0), "no local test examples"),
+        (some(8, classes=5), some(3), None, "labels are 0 to 4, but the run has 4 classes; expected 0 to 3"),
+        (some(3), some(8, classes=6), None, "labels are 0 to 5"),
+        (some(3), some(3), some(8, classes=6), "labels are 0 to 5"),
+        (Examples(some(3).images, torch.tensor([0, -1, 2])), some(3), None, "labels are -1 to 2"),
+        (GREY, some(3), None, r"\[1, 6, 5\].*\[3, 6, 5\]"),
+        (some(3), some(3), GREY, r"\[1, 6, 5\].*\[3, 6, 5\]"),
     ],
 )
-def test_a_test_set_of_its_own_is_checked_as_the_common_one(own: Examples, said: str) -> None:
+def test_data_that_cannot_be_used_are_refused(train: Examples, test: Examples, own: Examples | None, said: str) -> None:
     with pytest.raises(DataError, match=said):
-        SiteData(some(3), some(3), RUN, 4, local_test=own)
+        SiteData(train, test, RUN, 4, local_test=own)
 
 
 def test_an_evaluators_data_have_nothing_to_train_on() -> None:
@@ -286,22 +268,6 @@ def test_an_evaluators_data_have_nothing_to_train_on() -> None:
         data.batches(2, rng())
     with pytest.raises(DataError, match="no test examples"):
         SiteData.for_scoring(some(0), RUN, 4)
-
-
-@pytest.mark.parametrize(
-    ("train", "test", "said"),
-    [
-        (some(0), some(3), "no training examples"),
-        (some(3), some(0), "no test examples"),
-        (some(8, classes=5), some(3), "labels are 0 to 4, but the run has 4 classes; expected 0 to 3"),
-        (some(3), some(8, classes=6), "labels are 0 to 5"),
-        (Examples(some(3).images, torch.tensor([0, -1, 2])), some(3), "labels are -1 to 2"),
-        (Examples(torch.zeros(2, 1, 6, 5), torch.zeros(2).long()), some(3), r"\[1, 6, 5\].*\[3, 6, 5\]"),
-    ],
-)
-def test_data_that_cannot_be_used_are_refused_at_construction(train: Examples, test: Examples, said: str) -> None:
-    with pytest.raises(DataError, match=said):
-        SiteData(train, test, RUN, 4)
 
 
 @pytest.mark.parametrize(
@@ -326,12 +292,15 @@ def test_contrast_is_how_far_two_images_typically_are_apart(scale: int) -> None:
     assert Examples(given, torch.zeros(5, dtype=torch.int64)).contrast() == pytest.approx(0.2)
 
 
-def test_images_that_are_alike_have_no_contrast_and_a_single_one_has_no_pair() -> None:
+def test_contrast_and_fingerprints() -> None:
     alike = Examples(torch.full((600, 1, 2, 2), 255, dtype=torch.uint8), torch.arange(600) % 3)
     assert alike.contrast() == 0.0
     assert alike.take(torch.tensor([0])).contrast() == math.inf
     mostly = Examples(torch.cat([alike.images, torch.zeros(200, 1, 2, 2, dtype=torch.uint8)]), torch.zeros(800).long())
     assert mostly.contrast() == 0.0
+    assert some(6).fingerprint() == some(6).fingerprint()
+    assert len({some(6).fingerprint(), some(6, seed=1).fingerprint(), of_patients().fingerprint()}) == 3
+    assert some(6).fingerprint() != some(5).fingerprint()
 
 
 def test_a_part_is_held_out_of_training_and_is_the_same_each_time() -> None:
@@ -348,13 +317,8 @@ def test_a_part_is_held_out_of_training_and_is_the_same_each_time() -> None:
     other, _ = site(count=40).held_out(0.2)
     assert torch.equal(other.train.images, rest.train.images)
     assert len(data.held_out(0.5)[1]) == 20
-
-
-def test_of_few_examples_nothing_is_held_out() -> None:
-    data = site(count=7)
-    rest, held_out = data.held_out(0.2)
-    assert len(held_out) == 0
-    assert len(rest.train) == 7
+    few = site(count=7)
+    assert [len(part) for part in (few.held_out(0.2)[0].train, few.held_out(0.2)[1])] == [7, 0]
 
 
 # Units: whose examples they are
@@ -370,20 +334,13 @@ def test_units_stay_with_their_examples() -> None:
     assert taken is not None
     assert taken.tolist() == [3, 1, 3]
     moved = examples.on(META)
+    assert {moved.images.device, moved.labels.device} == {META}
+    assert examples.on(META) is moved
     assert moved.units is examples.units  # on the CPU, where they are drawn
     assert some(6).take(torch.tensor([1])).units is None
-
-
-@pytest.mark.parametrize("units", [torch.zeros(5, dtype=torch.int64), torch.zeros(6)])
-def test_units_of_other_examples_are_refused(units: Tensor) -> None:
-    with pytest.raises(DataError):
-        Examples(some(6).images, some(6).labels, units)
-
-
-def test_a_fingerprint_is_of_images_labels_and_units() -> None:
-    assert some(6).fingerprint() == some(6).fingerprint()
-    assert len({some(6).fingerprint(), some(6, seed=1).fingerprint(), of_patients().fingerprint()}) == 3
-    assert some(6).fingerprint() != some(5).fingerprint()
+    for units in (torch.zeros(5, dtype=torch.int64), torch.zeros(6)):
+        with pytest.raises(DataError):
+            Examples(some(6).images, some(6).labels, units)
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)

@@ -14,7 +14,6 @@ import torch
 
 from protofed.client.data.partition import hold_out, pfllib_dirichlet
 from protofed.client.data.site import load_site, load_sites, load_test
-from protofed.client.data.site_data import SiteData
 from protofed.client.data.sources import load
 from protofed.common.config.data import Data
 from protofed.common.config.tables import Input
@@ -56,12 +55,7 @@ def numbers(images: torch.Tensor) -> list[int]:
     return images[:, 0, 0, 0].tolist()
 
 
-def local_numbers(sites: list[SiteData]) -> list[list[int]]:
-    return [numbers(site.local_test.images) for site in sites if site.local_test is not None]
-
-
 def rows(images: torch.Tensor) -> list[bytes]:
-    """Something of each image that can be sorted and compared."""
     return [image.numpy().tobytes() for image in images]
 
 
@@ -102,21 +96,22 @@ def test_npz_is_read_channels_first(tmp_path: Path) -> None:
     assert source.train.images[1, :, 0, 1].tolist() == [7, 8, 9]
     assert source.test.labels.tolist() == [1, 0]
     assert source.site_column is None
+    grey = write_npz(tmp_path, both(np.arange(8, dtype=np.uint8).reshape(2, 2, 2), np.array([0, 1])))
+    assert load(grey, Input(shape=(1, 2, 2))).train.images.tolist() == [[[[0, 1], [2, 3]]], [[[4, 5], [6, 7]]]]
 
 
-def test_npz_of_grey_images_has_one_channel(tmp_path: Path) -> None:
-    images = np.arange(8, dtype=np.uint8).reshape(2, 2, 2)
-    data = write_npz(tmp_path, both(images, np.array([0, 1])))
-    assert load(data, Input(shape=(1, 2, 2))).train.images.tolist() == [[[[0, 1], [2, 3]]], [[[4, 5], [6, 7]]]]
-
-
-def test_npz_without_a_test_set_holds_one_out_with_its_column(tmp_path: Path) -> None:
+def test_npz_without_a_test_set_holds_one_out_and_an_evaluator_needs_no_training_examples(tmp_path: Path) -> None:
     images, labels = half([0] * 20 + [1] * 12 + [2] * 3)
     arrays = {"train_images": images, "train_labels": labels, "train_site": np.arange(35)}
     source = load(write_npz(tmp_path, arrays, test_fraction=0.5), SMALL)
     assert source.test.labels.bincount(minlength=3).tolist() == [10, 6, 0]
     assert numbers(source.train.images) == np.asarray(source.site_column).tolist()
     assert numbers(source.test.images) == np.asarray(source.test_site_column).tolist()
+    images, labels = half([0, 1, 1])
+    data = write_npz(tmp_path, {"test_images": images, "test_labels": labels})
+    assert (len(load_test(data, SMALL, 2).train), len(load_test(data, SMALL, 2).test)) == (0, 3)
+    with pytest.raises(DataError, match="no training examples"):
+        load_sites(data, SMALL, 2)
 
 
 def test_a_column_makes_one_site_a_value_and_may_split_the_test_set_too(tmp_path: Path) -> None:
@@ -127,7 +122,7 @@ def test_a_column_makes_one_site_a_value_and_may_split_the_test_set_too(tmp_path
     both_columns = two_sites(test_site=np.array(["b", "a", "b"]))
     data = write_npz(tmp_path, both_columns, partition={"kind": "column"})
     sites = load_sites(data, SMALL, 2)
-    assert local_numbers(sites) == [[5], [4, 6]]
+    assert [numbers(site.local_test.images) for site in sites if site.local_test is not None] == [[5], [4, 6]]
     assert sites[0].test is sites[1].test
     assert numbers(sites[0].test.images) == numbers(load_test(data, SMALL, 2).test.images) == [4, 5, 6]
 
@@ -155,15 +150,7 @@ def test_a_column_follows_its_examples_through_a_long_tail(seed: int, tmp_path: 
     assert made in ([[1], [0, 2]], [[0, 2, 3]])  # one of the two examples of class 1 is left
 
 
-def test_an_evaluator_needs_no_training_examples(tmp_path: Path) -> None:
-    images, labels = half([0, 1, 1])
-    data = write_npz(tmp_path, {"test_images": images, "test_labels": labels})
-    assert (len(load_test(data, SMALL, 2).train), len(load_test(data, SMALL, 2).test)) == (0, 3)
-    with pytest.raises(DataError, match="no training examples"):
-        load_sites(data, SMALL, 2)
-
-
-def test_a_daemon_gets_the_same_share_as_a_simulation() -> None:
+def test_the_long_tail_leaves_the_test_set_alone() -> None:
     data = settings("digits", seed=5, long_tail=0.5, partition={"kind": "dirichlet", "sites": 4, "beta": 0.5})
     sites = load_sites(data, DIGITS, 10)
     other = load_sites(data.model_copy(update={"seed": 6}), DIGITS, 10)
@@ -172,38 +159,21 @@ def test_a_daemon_gets_the_same_share_as_a_simulation() -> None:
     sizes = load(data, DIGITS).train.labels.bincount().tolist()
     tail = [min(size, int(max(sizes) * 0.5 ** (c / 9))) for c, size in enumerate(sizes)]
     assert torch.stack([site.train.labels.bincount(minlength=10) for site in sites]).sum(0).tolist() == tail
-    for share, site in enumerate(sites):
-        own = load_site(data, share, DIGITS, 10)
-        assert torch.equal(own.train.images, site.train.images)
-        assert torch.equal(own.train.labels, site.train.labels)
-        assert torch.equal(own.test.images, site.test.images)
+    assert sites[0].test.labels.bincount().tolist() == [52] * 10
 
 
-def test_the_long_tail_leaves_the_test_set_alone() -> None:
-    tailed = load_sites(settings("digits", long_tail=0.1), DIGITS, 10)[0]
-    sizes = tailed.train.labels.bincount()
-    assert sizes[9] <= sizes[0] * 0.15
-    assert tailed.test.labels.bincount().tolist() == [52] * 10
-
-
-@pytest.mark.parametrize("share", [-1, 3])
-def test_a_share_out_of_range_says_how_many_there_are(share: int) -> None:
+def test_a_share_out_of_range_says_how_many_there_are_and_a_source_that_is_not_cut_is_all_of_any_share() -> None:
     data = settings("digits", partition={"kind": "dirichlet", "sites": 3, "beta": 1.0})
-    with pytest.raises(DataError, match=rf"partition_index.*{share}"):
-        load_site(data, share, DIGITS, 10)
-
-
-def test_a_source_that_is_not_cut_is_all_of_any_share() -> None:
+    for share in (-1, 3):
+        with pytest.raises(DataError, match=rf"partition_index.*{share}"):
+            load_site(data, share, DIGITS, 10)
     own = load_site(settings("digits"), 3, DIGITS, 10)
     assert torch.equal(own.train.images, load_sites(settings("digits"), DIGITS, 10)[0].train.images)
 
 
-def test_images_of_another_shape_are_refused_with_both_shapes() -> None:
+def test_images_of_another_shape_and_labels_beyond_the_runs_classes_are_refused() -> None:
     with pytest.raises(DataError, match=r"\[1, 8, 8\].*\[3, 8, 8\]"):
         load(settings("digits"), Input(shape=(3, 8, 8)))
-
-
-def test_labels_beyond_the_runs_classes_are_refused() -> None:
     with pytest.raises(DataError, match=r"labels are 0 to 9, but the run has 7 classes"):
         load_sites(settings("digits"), DIGITS, 7)
 
@@ -232,9 +202,7 @@ def test_a_source_in_a_file_needs_its_root(source: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("root", ["here.npz", None])
-def test_a_relative_root_is_looked_for_where_the_environment_says(
-    root: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_root_is_the_environments(root: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROTOFED_DATA", str(tmp_path / "sets"))
     with pytest.raises(DataError, match=f"{tmp_path / 'sets' / (root or '')}"):
         load(settings("npz", root=root), DIGITS)
@@ -280,16 +248,13 @@ def test_a_wrong_npz_says_what_was_expected(change: dict[str, Any], said: str, t
 PFLLIB = {"merge_test_into_train": True, "local_test_fraction": 0.25}
 
 
-def test_a_merged_source_has_all_examples_and_its_column(tmp_path: Path) -> None:
+def test_a_merged_source_has_all_examples_and_needs_both_columns(tmp_path: Path) -> None:
     source = load(write_npz(tmp_path, two_sites(test_site=np.array(["a", "c", "b"])), **PFLLIB), SMALL)
     assert (numbers(source.train.images), source.train.labels.tolist()) == ([*range(7)], [0, 1, 0, 1, 0, 1, 1])
     assert np.asarray(source.site_column).tolist() == ["b", "a", "b", "b", "a", "c", "b"]
     assert source.test.images.shape == (0, 3, 2, 2)
     digits = load(settings("digits", **PFLLIB), DIGITS)
     assert (len(digits.train), len(digits.test)) == (1797, 0)
-
-
-def test_a_merged_source_cut_by_column_needs_both_columns(tmp_path: Path) -> None:
     data = write_npz(tmp_path, two_sites(), partition={"kind": "column"}, **PFLLIB)
     with pytest.raises(DataError, match=r"train_site.*data\.merge_test_into_train.*test_site"):
         load_sites(data, SMALL, 2)
@@ -333,6 +298,7 @@ def test_a_merged_sources_evaluator_scores_on_all_local_test_sets(partition: dic
         {"partition": {"kind": "pathological", "sites": 10, "classes_each": 2, "balanced": True}, **PFLLIB},
         {"partition": {"kind": "niid-bench-dirichlet", "sites": 4, "beta": 0.5}, "local_test_fraction": 0.2},
         {"partition": {"kind": "dirichlet", "sites": 4, "beta": 0.5}, "local_test": "by-class", "long_tail": 0.5},
+        {"partition": {"kind": "dirichlet", "sites": 4, "beta": 0.5}, "long_tail": 0.5},
         {"partition": {"kind": "creff-dirichlet", "sites": 12, "beta": 0.4}, "local_test": "by-class"},
         {"partition": {"kind": "shards", "sites": 5, "shards": 4}, "local_test": "by-class"},
     ],
@@ -342,11 +308,11 @@ def test_a_daemon_gets_the_same_test_sets_as_a_simulation(more: dict[str, Any]) 
     data = settings("digits", seed=5, **more)
     for share, site in enumerate(load_sites(data, DIGITS, 10)):
         own = load_site(data, share, DIGITS, 10)
-        assert own.local_test is not None
-        assert site.local_test is not None
-        assert torch.equal(own.train.images, site.train.images)
-        assert torch.equal(own.local_test.images, site.local_test.images)
-        assert torch.equal(own.test.images, site.test.images)
+        assert (own.local_test is None) == (site.local_test is None) == (len(more) == 2 and "long_tail" in more)
+        for one, other in ((own.train, site.train), (own.test, site.test), (own.local_test, site.local_test)):
+            if one is not None and other is not None:
+                assert torch.equal(one.images, other.images)
+                assert torch.equal(one.labels, other.labels)
 
 
 def test_a_local_test_share_comes_out_of_what_a_site_would_train_on() -> None:
@@ -373,13 +339,10 @@ def test_by_class_divides_the_test_set_among_the_sites_that_hold_its_classes() -
     assert sorted(rows(torch.cat([test.images for test in local]))) == sorted(rows(sites[0].test.images))
 
 
-def test_a_test_share_of_a_source_with_a_test_set_is_refused(tmp_path: Path) -> None:
+def test_too_few_examples_or_a_test_share_beside_a_test_set_are_refused(tmp_path: Path) -> None:
     data = write_npz(tmp_path, two_sites(), test_fraction=0.2)
     with pytest.raises(DataError, match=r"data\.test_fraction"):
         load(data, SMALL)
-
-
-def test_too_few_examples_to_hold_any_out_are_refused(tmp_path: Path) -> None:
     images, labels = half([0] * 9 + [1])
     data = write_npz(tmp_path, {"train_images": images, "train_labels": labels})
     with pytest.raises(DataError, match="no test set can be held out"):
@@ -391,12 +354,18 @@ def test_too_few_examples_to_hold_any_out_are_refused(tmp_path: Path) -> None:
     assert len(load_test(data.model_copy(update={"test_fraction": 1.0}), SMALL, 2).test) == 10
 
 
-def test_a_site_that_can_spare_no_test_set_of_its_own_trains_without() -> None:
+def test_classes_that_a_test_set_lacks_are_named_and_a_site_that_can_spare_none_trains_without(tmp_path: Path) -> None:
     data = settings("digits", test_fraction=1.0, local_test_fraction=0.25)  # nine of each digit are left at most
     (site,) = load_sites(data, DIGITS, 10)
     assert site.local_test is None
     assert site.unscored(None) == sorted(set(site.train.labels.tolist()))
     assert site.unscored(site.test) == []
+    images, labels = half([0] * 20 + [2] * 9)
+    data = write_npz(tmp_path, {"train_images": images, "train_labels": labels})
+    (site,) = load_sites(data, SMALL, 4)
+    assert site.unscored(site.test) == [2]
+    evaluator = load_test(data, SMALL, 4)
+    assert evaluator.unscored(evaluator.test) == [1, 2, 3]
 
 
 def test_own_images_give_one_test_set_beside_a_local_fraction(tmp_path: Path) -> None:
@@ -412,15 +381,6 @@ def test_own_images_give_one_test_set_beside_a_local_fraction(tmp_path: Path) ->
     assert (len(two.train), len(two.test), len(two.local_test)) == (30, 18, 12)
     (public,) = load_sites(settings("digits", **fraction), DIGITS, 10)
     assert len(public.test) == 520
-
-
-def test_classes_that_a_test_set_lacks_are_named_of_those_that_the_site_has(tmp_path: Path) -> None:
-    images, labels = half([0] * 20 + [2] * 9)
-    data = write_npz(tmp_path, {"train_images": images, "train_labels": labels})
-    (site,) = load_sites(data, SMALL, 4)
-    assert site.unscored(site.test) == [2]
-    evaluator = load_test(data, SMALL, 4)
-    assert evaluator.unscored(evaluator.test) == [1, 2, 3]
 
 
 def unpack(verb: str, archive: str, target: Path) -> None:

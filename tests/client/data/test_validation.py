@@ -34,9 +34,6 @@ def test_a_validation_part_of_the_digits_is_balanced_and_has_no_image_of_the_tes
     assert len(tuned.train) + len(tuned.test) == len(tested.train) == 1277
     assert found(tuned.train.images) | found(tuned.test.images) == found(tested.train.images)
     assert not found(tuned.test.images) & (found(tuned.train.images) | found(tested.test.images))
-
-
-def test_a_validation_part_is_drawn_by_the_seed() -> None:
     parts = [load(digits(validation_fraction=0.2, seed=seed), DIGITS).test.images for seed in (0, 0, 1)]
     assert (torch.equal(parts[0], parts[1]), torch.equal(parts[0], parts[2])) == (True, False)
 
@@ -67,16 +64,13 @@ def npz(folder: Path, train: int, test: int, columns: tuple[str, ...] = (), **mo
     return settings("npz", folder / "a.npz", **more)
 
 
-def test_a_source_with_a_test_set_keeps_groups_whole_and_leaves_the_test_set_out(tmp_path: Path) -> None:
+def test_a_source_with_a_test_set_keeps_groups_whole_and_sites_of_a_column_apart(tmp_path: Path) -> None:
     source = load(npz(tmp_path, 80, 8, ("group",), validation_fraction=0.25), RGB)
     assert source.group_column is not None
     assert source.test_group_column is not None
     assert (len(source.train), len(source.test)) == (60, 20)
     assert not set(source.group_column) & set(source.test_group_column)
     assert not [group for group in source.test_group_column if group.startswith("test")]
-
-
-def test_sites_of_a_column_are_tested_on_their_own_part_of_it(tmp_path: Path) -> None:
     data = npz(tmp_path, 80, 8, ("site",), validation_fraction=0.25, partition={"kind": "column"})
     sites = load_sites(data, RGB, 2)
     own = [len(site.local_test.images) for site in sites if site.local_test is not None]
@@ -87,8 +81,5 @@ def test_sites_of_a_column_are_tested_on_their_own_part_of_it(tmp_path: Path) ->
 def test_without_images_to_spare_there_is_none(sizes: tuple[int, int], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no test set can be held out"):
         load(npz(tmp_path, *sizes, validation_fraction=0.25), RGB)
-
-
-def test_a_fraction_that_leaves_no_digit_is_named() -> None:
     with pytest.raises(DataError, match=r"data\.validation_fraction = 0\.001 leaves no test set"):
         load(digits(validation_fraction=0.001), DIGITS)

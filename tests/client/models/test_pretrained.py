@@ -65,11 +65,18 @@ def another_body(recipe: Recipe) -> Tensors:
     return {name: 1.25 * array for name, array in first_model(recipe, frozenset())[Part.BODY].items()}
 
 
-def test_the_first_model_has_the_files_body_and_the_seeds_head(recipe: Make, kept: Kept) -> None:
+def test_the_first_model_has_the_files_body_and_a_recipe_names_its_digest(recipe: Make, kept: Kept) -> None:
     drawn, body = first_model(recipe(), frozenset()), another_body(recipe())
     made = first_model(recipe(kept(exported(body, weight=np.ones((10, 12))))), frozenset())
     assert same_tensors({Part.BODY: made[Part.BODY]}, {Part.BODY: body})
     assert same_tensors({Part.HEAD: made[Part.HEAD]}, {Part.HEAD: drawn[Part.HEAD]})  # the private heads' beginning
+    for name in ("../" + "0" * 61, "0" * 63, "A" * 64):
+        with pytest.raises(ValueError, match="pretrained_body"):
+            recipe(name)
+    sent = parse_json(recipe("0" * 64).wire(), Recipe, "the recipe")
+    assert sent.model.pretrained_body == "0" * 64
+    assert sent.model.options == {"hidden": [12]}
+    assert sent.fingerprint() != recipe().fingerprint()
 
 
 def test_a_simulation_and_a_server_begin_with_it(recipe: Make, kept: Kept, tmp_path: Path) -> None:
@@ -113,41 +120,25 @@ def test_a_file_of_something_else_is_refused(data: bytes, said: str, recipe: Mak
         first_model(recipe(kept(data)), frozenset())
 
 
-def test_shapes_and_values_that_do_not_fit_are_refused(recipe: Make, kept: Kept) -> None:
+def test_shapes_and_values_that_do_not_fit_and_another_file_of_that_name_are_refused(
+    recipe: Make, kept: Kept, folder: Path
+) -> None:
     body = another_body(recipe())
     name = next(iter(body))
     with pytest.raises(ConfigError, match="the model expects"):
         first_model(recipe(kept(exported({**body, name: np.zeros((1, 1), np.float32)}))), frozenset())
     with pytest.raises(ConfigError, match=f"body/{name} has values that are not finite"):
         first_model(recipe(kept(exported({**body, name: body[name] * np.nan}))), frozenset())
-
-
-def test_another_file_of_that_name_is_refused_unread(recipe: Make, kept: Kept, folder: Path) -> None:
     wanted = kept(exported(another_body(recipe())))
     (folder / f"{wanted}.safetensors").write_bytes(exported(first_model(recipe(), frozenset())[Part.BODY]))
     with pytest.raises(ConfigError, match="expected the file of its name"):
         first_model(recipe(wanted), frozenset())
 
 
-def test_a_site_without_the_file_takes_no_part_and_says_what_to_do(
-    recipe: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_site_without_the_file_is_told_what_to_do(recipe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     started = recipe("0" * 64)
     with pytest.raises(ConfigError, match="put the run's pre-trained body there"), simulation(started):
         pass
     monkeypatch.delenv("PROTOFED_DATA")
     with pytest.raises(ConfigError, match="set PROTOFED_DATA to the folder that has it"), simulation(started):
         pass
-
-
-@pytest.mark.parametrize("name", ["../" + "0" * 61, "0" * 63, "A" * 64, "a.safetensors"])
-def test_a_recipe_names_a_digest_and_no_path(name: str, recipe: Make) -> None:
-    with pytest.raises(ValueError, match="pretrained_body"):
-        recipe(name)
-
-
-def test_a_recipe_with_one_says_so_to_the_sites(recipe: Make) -> None:
-    sent = parse_json(recipe("0" * 64).wire(), Recipe, "the recipe")
-    assert sent.model.pretrained_body == "0" * 64
-    assert sent.model.options == {"hidden": [12]}
-    assert sent.fingerprint() != recipe().fingerprint()

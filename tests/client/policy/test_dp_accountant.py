@@ -22,6 +22,7 @@ from protofed.client.policy.dp_accountant import NoisySums, epsilon, merged, noi
 from protofed.common.config.recipe import DpCost, DpPlan
 
 GRID: list[dict[str, Any]] = json.loads((Path(__file__).parents[2] / "golden/dp_epsilon_opacus.json").read_text())
+assert len(GRID) == 20
 PLAN = DpPlan(noise_multiplier=1.5, sampling_rate=0.1, class_noise_multiplier=10.0)
 COST = DpCost((1,), class_releases=1)
 
@@ -46,10 +47,6 @@ def test_epsilon_is_that_of_opacus(row: dict[str, Any]) -> None:
     assert ours < row["rdp"]
 
 
-def test_there_are_twenty_settings() -> None:
-    assert len(GRID) == 20
-
-
 @pytest.mark.parametrize("noise", [0.8, 2.0, 20.0])
 @pytest.mark.parametrize("count", [1, 16])
 def test_epsilon_of_unsampled_sums_is_the_closed_form(noise: float, count: int) -> None:
@@ -57,32 +54,24 @@ def test_epsilon_of_unsampled_sums_is_the_closed_form(noise: float, count: int) 
     assert exact <= epsilon([NoisySums(1.0, noise, count)], 1e-5) <= exact + 1e-3
 
 
-def test_nothing_costs_nothing_and_more_costs_more() -> None:
+def test_more_costs_more_from_nothing_to_an_epsilon_without_meaning() -> None:
     one = NoisySums(0.1, 1.5, 10)
     costs = [epsilon([], 1e-5), epsilon([one], 1e-5), epsilon([one, one], 1e-5)]
     assert costs[0] == 0.0
     assert costs == sorted(set(costs))
     assert epsilon([one, one], 1e-5) == epsilon([NoisySums(0.1, 1.5, 20)], 1e-5)
     assert epsilon([one], 1e-7) > epsilon([one], 1e-5)
-
-
-@pytest.mark.parametrize("events", [NoisySums(1.0, 1e-4, 1), NoisySums(1.0, 1.0, 10**9)])
-def test_an_epsilon_without_meaning_is_infinite(events: NoisySums) -> None:
-    assert epsilon([events], 1e-5) == math.inf
-
-
-def test_large_losses_are_bounded_without_minutes_of_work() -> None:
+    for events in (NoisySums(1.0, 1e-4, 1), NoisySums(1.0, 1.0, 10**9)):
+        assert epsilon([events], 1e-5) == math.inf
     assert 20_000 < epsilon([NoisySums(0.5, 0.3, 10_000)], 1e-5) < 30_000
+    assert rounds_within([NoisySums(0.5, 0.3, 10_000)], round_events(PLAN, COST), 8.0, 1e-5) == 0  # it is spent
 
 
-def test_the_mechanisms_of_a_round_follow_from_plan_and_method() -> None:
+def test_the_mechanisms_of_a_round_follow_from_plan_and_method_and_are_merged() -> None:
     assert round_events(PLAN, COST) == (NoisySums(0.1, 1.5, 10), NoisySums(1.0, 10.0, 1))
     assert round_events(PLAN, DpCost((2, 3))) == (NoisySums(0.1, 1.5, 50),)
     with pytest.raises(ValueError, match="class_noise_multiplier"):
         round_events(PLAN.model_copy(update={"class_noise_multiplier": None}), COST)
-
-
-def test_equal_mechanisms_are_merged() -> None:
     assert merged([NoisySums(0.2, 1.0, 2), NoisySums(0.1, 1.0, 1), NoisySums(0.2, 1.0, 3), NoisySums(0.3, 1.0, 0)]) == (
         NoisySums(0.1, 1.0, 1),
         NoisySums(0.2, 1.0, 5),
@@ -97,11 +86,7 @@ def test_the_rounds_of_a_budget_fit_and_one_more_does_not(spent: tuple[NoisySums
     assert epsilon([*spent, *each * rounds], 1e-5) <= 8.0 < epsilon([*spent, *each * (rounds + 1)], 1e-5)
 
 
-def test_a_budget_that_is_spent_allows_no_round() -> None:
-    assert rounds_within([NoisySums(0.1, 0.5, 100)], round_events(PLAN, COST), 8.0, 1e-5) == 0
-
-
-def test_the_noise_for_a_budget_is_the_least_of_three_digits() -> None:
+def test_the_noise_for_a_budget_is_the_least_of_three_digits_or_none() -> None:
     noise = noise_for((), PLAN, COST, 100, 8.0, 1e-5)
     assert noise is not None
 
@@ -110,9 +95,6 @@ def test_the_noise_for_a_budget_is_the_least_of_three_digits() -> None:
         return epsilon(events * 100, 1e-5)
 
     assert cost(noise) <= 8.0 < cost(noise * 0.99)
-
-
-def test_no_noise_makes_up_for_class_sums_with_too_little() -> None:
     plan = PLAN.model_copy(update={"class_noise_multiplier": 1.0})
     assert noise_for((), plan, COST, 100, 8.0, 1e-5) is None
     assert noise_for([NoisySums(0.1, 0.3, 100)], plan, DpCost((1,)), 10, 8.0, 1e-5) is None

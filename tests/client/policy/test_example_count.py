@@ -114,17 +114,12 @@ def test_batch_normalisations_counter_is_the_same_whatever_the_number_of_batches
 
 
 @pytest.mark.parametrize("examples", COUNTS)
-def test_the_sites_own_model_keeps_its_counter(examples: int) -> None:
-    harness = trained(examples)
+def test_the_sites_own_model_keeps_its_counter_which_leaves_where_the_number_of_examples_may(examples: int) -> None:
+    harness, batches = trained(examples, example_count=True), EPOCHS * examples // BATCH
     personal = harness.store.last_counted("run", 2).personal
     assert personal is not None
-    assert personal[Part.BODY][COUNTER] == EPOCHS * examples // BATCH
-
-
-def test_where_the_number_of_examples_may_leave_so_does_the_counter() -> None:
-    harness = trained(12, example_count=True)
-    assert sent(harness)[Part.BODY][COUNTER] == EPOCHS * 3
-    assert harness.link.pushed[0][1].weight == 12
+    assert personal[Part.BODY][COUNTER] == sent(harness)[Part.BODY][COUNTER] == batches
+    assert harness.link.pushed[0][1].weight == examples
 
 
 def test_weights_do_not_depend_on_the_counter() -> None:

@@ -18,26 +18,15 @@ TEXT = 'methods = ["fedavg"]\nparts = ["body"]\ntelemetry = ["disk_free_bytes"]\
 MEASURED = {"disk_free_bytes": 5.0, "step_seconds": 1.0}
 
 
-def test_an_edit_counts_from_the_next_question_on(tmp_path: Path) -> None:
-    (path := tmp_path / "policy.toml").write_text(TEXT)
+def test_an_edit_counts_from_the_next_question_on_and_a_link_that_is_moved_too(tmp_path: Path) -> None:
+    (path := tmp_path / "policy.toml").symlink_to("first.toml")
+    path.write_text(TEXT)
     policy = PolicyFile(path)
+    assert policy() is policy()  # a file that has not changed is parsed once
     assert policy() == Policy.read(path)
     path.write_text(TEXT.replace("fedavg", "fednh"))
     assert policy().rules.methods == {"fednh"}
-
-
-def test_a_file_that_has_not_changed_is_parsed_once(tmp_path: Path) -> None:
-    (path := tmp_path / "policy.toml").write_text(TEXT)
-    policy = PolicyFile(path)
-    assert policy() is policy()
-
-
-def test_a_link_that_is_moved_to_another_file_counts(tmp_path: Path) -> None:
-    (path := tmp_path / "policy.toml").symlink_to("first.toml")
-    (tmp_path / "first.toml").write_text(TEXT)
     (tmp_path / "second.toml").write_text(TEXT.replace("fedavg", "fednhh"))
-    policy = PolicyFile(path)
-    policy()
     (tmp_path / "link").symlink_to("second.toml")
     os.replace(tmp_path / "link", path)
     assert policy().rules.methods == {"fednhh"}

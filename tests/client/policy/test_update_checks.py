@@ -32,17 +32,13 @@ def row(seed: int) -> Array:
     return np.asarray(made / np.linalg.norm(made), np.float32)
 
 
-MADE: Payload = {
-    Part.BODY: {"w": ONES},
-    Part.PROTOTYPES: {str(c): row(100 + c) for c in range(CLASSES) if EXAMPLES[c]},
-}
+MADE: Payload = {Part.BODY: {"w": ONES}, Part.PROTOTYPES: {str(c): row(100 + c) for c in range(CLASSES) if EXAMPLES[c]}}
 
 
 KNOWN = GateContext(EXAMPLES)
 
 
 def let(payload: Payload, context: GateContext | None = None, **changes: Any) -> Payload:
-    """What leaves."""
     update = Update("ann", payload, {"loss": 0.5}, 56.0)
     return codec.decode(Policy(rules(**changes)).release(update, context or KNOWN).data)
 
@@ -106,10 +102,13 @@ def test_counters_of_steps_leave_only_with_the_number_of_examples(tells: bool) -
     assert payload[Part.HEAD]["bn.num_batches_tracked"] == 70  # the site's own is as it was
 
 
-def test_what_no_rule_speaks_of_leaves_as_it_is() -> None:
+def test_what_no_rule_speaks_of_leaves_as_it_is_and_so_do_scalars() -> None:
     payload = {**MADE, Part.CLASS_SHARES: {"p": ONES}, Part.CLASS_PRESENCE: {"present": np.ones(CLASSES, np.float32)}}
     assert same_tensors(let(payload), payload)
     assert Policy(rules()).release(Update("ann", payload)).manifest  # nor does the gate have to know anything
+    scalars: Payload = {Part.HEAD: {"scale": np.array(1, np.float32)}}
+    assert same_tensors(let(scalars, hide_class_presence=True), scalars)
+    assert refused({**scalars, Part.BODY: {"w": ONES}}, KNOWN, hide_class_presence=True).part is Part.BODY
 
 
 @pytest.mark.parametrize(
@@ -121,17 +120,15 @@ def test_a_prototype_of_too_few_examples_stays(least: int, stay: set[str]) -> No
     assert all(np.array_equal(left[c], MADE[Part.PROTOTYPES][c]) for c in left)
 
 
-def test_a_class_of_too_few_examples_is_told_to_be_absent() -> None:
+def test_of_classes_with_too_few_examples_neither_presence_nor_gradients_leave() -> None:
     flags = (EXAMPLES > 0).astype(np.float32)
     told = let({Part.CLASS_PRESENCE: {"present": flags}}, min_samples_per_class=4)[Part.CLASS_PRESENCE]["present"]
     assert told.tolist() == [1, 0, 0, 1, 0, 0]
     assert told.dtype == np.float32
-
-
-def test_scalars_of_a_head_leave_though_classes_are_hidden() -> None:
-    payload: Payload = {Part.HEAD: {"scale": np.array(1, np.float32)}}
-    assert same_tensors(let(payload, hide_class_presence=True), payload)
-    assert refused({**payload, Part.BODY: {"w": ONES}}, KNOWN, hide_class_presence=True).part is Part.BODY
+    left = let(GRADIENTS, min_samples_per_class=4)[Part.CLASS_GRADIENTS]
+    assert {name: float(rows[0, 0]) for name, rows in left.items()} == {"0": 0.0, "3": 3.0}
+    assert let(GRADIENTS)[Part.CLASS_GRADIENTS].keys() == GRADIENTS[Part.CLASS_GRADIENTS].keys()
+    assert refused({Part.CLASS_GRADIENTS: {"6": ONES}}, KNOWN, min_samples_per_class=4).rule == "min_samples_per_class"
 
 
 def test_a_gate_that_was_not_told_what_it_has_to_know_lets_nothing_pass() -> None:
@@ -148,10 +145,13 @@ def test_a_tensor_that_is_no_classs_row_stays_where_classes_count(name: str, ten
     payload = {Part.PROTOTYPES: {name: tensor}}
     assert same_tensors(let(payload), payload)
     assert refused(payload, KNOWN, min_samples_per_class=2).tensor == f"prototypes/{name}"
-
-
-def test_flags_of_another_shape_stay_where_classes_count() -> None:
     assert "expected [6]" in str(refused({Part.CLASS_PRESENCE: {"p": ONES}}, KNOWN, min_samples_per_class=2))
+
+
+def test_steps_and_control_variates_leave_where_the_number_of_examples_may() -> None:
+    """Beside a model that moved by J of them: J is then known."""
+    for payload in (STEPS, CONTROL):
+        assert same_tensors(let(payload, example_count=True), payload)
 
 
 def reachable(root: object) -> list[object]:
@@ -170,6 +170,7 @@ def test_nothing_that_the_gate_looked_at_can_be_got_at_from_what_it_released() -
     released = Policy(rules(min_samples_per_class=2)).release(Update("ann", MADE, {"loss": 0.5}, 56.0), context)
     got = reachable(released)
     assert released.data in got
+    assert set(Released.__dataclass_fields__) == {"manifest", "data", "metrics", "weight", "_gate"}
     for secret in (context, context.examples):
         assert not any(one is secret for one in got)
     assert context.examples.tobytes() not in released.data
@@ -180,23 +181,3 @@ def test_nothing_that_the_gate_looked_at_can_be_got_at_from_what_it_released() -
 @pytest.mark.parametrize("one", update_checks.CHECKS)
 def test_every_check_lets_an_empty_update_pass(one: Callable[..., None]) -> None:
     one(rules(methods=[], parts=[]), {}, None)
-
-
-def test_a_released_update_has_no_field_for_what_the_gate_knows() -> None:
-    assert set(Released.__dataclass_fields__) == {"manifest", "data", "metrics", "weight", "_gate"}
-
-
-def test_gradients_leave_only_of_classes_with_enough_examples() -> None:
-    left = let(GRADIENTS, min_samples_per_class=4)[Part.CLASS_GRADIENTS]
-    assert {name: float(rows[0, 0]) for name, rows in left.items()} == {"0": 0.0, "3": 3.0}
-    assert let(GRADIENTS)[Part.CLASS_GRADIENTS].keys() == GRADIENTS[Part.CLASS_GRADIENTS].keys()
-    assert refused({Part.CLASS_GRADIENTS: {"6": ONES}}, KNOWN, min_samples_per_class=4).rule == "min_samples_per_class"
-
-
-def test_steps_leave_where_the_number_of_examples_may() -> None:
-    assert float(let(STEPS, example_count=True)[Part.STEPS]["steps"]) == 30.0
-
-
-def test_control_variates_leave_where_the_number_of_examples_may() -> None:
-    """Beside a model that moved by J of them: J is then known."""
-    assert same_tensors(let(CONTROL, example_count=True), CONTROL)

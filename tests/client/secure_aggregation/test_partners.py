@@ -61,9 +61,7 @@ def test_first_use_believes_whom_it_meets_first_and_refuses_another_identity(tmp
         partners.trust(OWN, [advert("bob", b"b" * 32)], required=False)
 
 
-def test_nobody_is_believed_on_first_use_without_an_endorsement_nor_where_the_policy_asks_for_a_list(
-    tmp_path: Path,
-) -> None:
+def test_nobody_is_believed_on_first_use_without_an_endorsement_or_beside_a_list(tmp_path: Path) -> None:
     def check(_: KeyAdvert) -> None:
         raise SecureAggregationError("unendorsed", "")
 
@@ -77,9 +75,7 @@ def test_nobody_is_believed_on_first_use_without_an_endorsement_nor_where_the_po
 
 
 @pytest.mark.parametrize("required", [False, True])
-def test_where_a_list_is_confirmed_its_sites_with_its_keys_are_all_that_is_aggregated_with(
-    tmp_path: Path, required: bool
-) -> None:
+def test_a_confirmed_list_is_all_that_is_aggregated_with(tmp_path: Path, required: bool) -> None:
     folders = at_sites(tmp_path, "ann", "bob", "cleo", "zzz")
     known = {site: folders[site] for site in ("ann", "bob", "cleo")}
     confirm(folders["ann"], listed(known))

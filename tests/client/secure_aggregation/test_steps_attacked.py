@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.client.secure_aggregation.test_steps import BASE, OTHER, SITES, Daemon, Round
@@ -21,8 +22,6 @@ from protofed.common.storage.journal import Journal
 
 
 class Audited(Daemon):
-    """A daemon with an audit log, as `protofed client start` makes it."""
-
     def _start(self) -> Agent:
         agent = super()._start()
         if not hasattr(self, "audit"):
@@ -47,7 +46,6 @@ def round_(tmp_path: Path) -> Round:
 
 
 def shown(round_: Round, capfd: pytest.CaptureFixture[str]) -> str:
-    """What a person at ann's reads."""
     code, text, _ = called(capfd, "audit", "show", round_.daemons["ann"].folder)
     assert code == 0
     return " ".join(text.split())
@@ -66,22 +64,17 @@ def with_keys(round_: Round, *replaced: KeyAdvert) -> bytes:
 
 
 def of_the_server(round_: Round, folder: Path, site: str) -> KeyAdvert:
-    """Keys that the server has made in a site's name."""
     folder.mkdir()
     return advertised(SiteSecrets(bytes(32), round_.server.context, site), load_or_create_identity(folder), b"")
 
 
-def test_a_key_that_the_server_put_in_place_of_the_sites_own(
-    round_: Round, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_key_put_in_place_of_the_sites_own(round_: Round, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lie = with_keys(round_, of_the_server(round_, tmp_path / "mallory", "ann"))
     assert asked(round_, TaskKind.SHARE, lie, "lie") is None
     assert "(secure-aggregation.replaced-keys)" in shown(round_, capfd)
 
 
-def test_a_key_that_the_server_put_in_place_of_another_sites(
-    round_: Round, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_key_put_in_place_of_another_sites(round_: Round, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Of a site that ann knows; of one that it does not, the certificate speaks, or a person."""
     round_.until(None)
     again = Round(tmp_path, 2, round_.daemons)
@@ -92,32 +85,34 @@ def test_a_key_that_the_server_put_in_place_of_another_sites(
     assert "bob has another identity than when it was first met here" in text
 
 
-def test_a_second_list_of_who_takes_part(round_: Round, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    round_.until(TaskKind.MASK)
-    lie = codec.encode(payload_of(RosterMessage(round_.server.roster.adverts[:3], (SITES[:3],))))
-    assert asked(round_, TaskKind.SHARE, lie, "lie") is None
-    assert "(secure-aggregation.second-roster)" in shown(round_, capfd)
+FEWER = SurvivorsMessage(SITES[:3], {})
+SIGNED = SurvivorsMessage(SITES[:3], dict.fromkeys(SITES[:3], bytes(64)))
 
 
-@pytest.mark.parametrize("step", [TaskKind.AGREE, TaskKind.REVEAL])
-def test_two_sets_of_survivors(round_: Round, step: TaskKind, capfd: pytest.CaptureFixture[str]) -> None:
-    """Two sums that differ by one site would be its numbers. (Of whole groups: see test_session.)"""
-    round_.until(TaskKind.REVEAL)
-    signed = {} if step is TaskKind.AGREE else dict.fromkeys(SITES[:3], bytes(64))
-    lie = codec.encode(payload_of(SurvivorsMessage(SITES[:3], signed)))
-    assert asked(round_, step, lie, "lie") is None
-    assert "(secure-aggregation.broken-group)" in shown(round_, capfd)
-
-
-def test_another_model_for_one_site(round_: Round, capfd: pytest.CaptureFixture[str]) -> None:
-    round_.until(TaskKind.MASK)
-    assert asked(round_, TaskKind.FIT, OTHER, "lie") is None
-    assert "(secure-aggregation.other-base)" in shown(round_, capfd)
-
-
-def test_one_site_begins_from_another_model_and_the_sum_comes_to_nothing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("before", "step", "lie", "code"),
+    [
+        (
+            TaskKind.MASK,
+            TaskKind.SHARE,
+            lambda r: RosterMessage(r.server.roster.adverts[:3], (SITES[:3],)),
+            "second-roster",
+        ),
+        # Two sums that differ by one site would be its numbers. (Of whole groups: see test_session.)
+        (TaskKind.REVEAL, TaskKind.AGREE, lambda _: FEWER, "broken-group"),
+        (TaskKind.REVEAL, TaskKind.REVEAL, lambda _: SIGNED, "broken-group"),
+        (TaskKind.MASK, TaskKind.FIT, lambda _: None, "other-base"),  # another model for one site
+    ],
+)
+def test_a_second_word_on_the_same_step(
+    before: TaskKind, step: TaskKind, lie: Any, code: str, round_: Round, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    message = lie(round_.until(before))
+    assert asked(round_, step, OTHER if message is None else codec.encode(payload_of(message)), "lie") is None
+    assert f"(secure-aggregation.{code})" in shown(round_, capfd)
+
+
+def test_one_site_begins_from_another_model_and_no_sum_comes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Its keys are signed for another sum than those of the others: each site refuses the roster."""
     daemons = {site: (Audited if site == "ann" else Daemon)(tmp_path, site) for site in SITES}
     honest = Round(tmp_path, daemons={site: daemon for site, daemon in daemons.items() if site != "ann"})
@@ -155,9 +150,7 @@ def test_models_alone_are_compared_between_sites(round_: Round, capfd: pytest.Ca
     assert (code, text) == (0, f"run 1 fit {'a' * 64}\n")
 
 
-def test_a_site_does_not_tell_by_declining_that_its_numbers_are_beyond_the_limit_of_a_sum(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_numbers_beyond_the_limit_of_a_sum_are_not_declined(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     far = {part: {name: array + 1e5 for name, array in tensors.items()} for part, tensors in BASE.items()}
     ann, base = Daemon(tmp_path, "ann"), codec.encode(far)
     at = Round.__new__(Round)

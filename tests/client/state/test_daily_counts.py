@@ -22,19 +22,16 @@ MIDNIGHT = datetime(2026, 6, 2, tzinfo=UTC)
 
 
 def started(folder: Path, task_id: str, kind: Counted = Counted.TASKS, most: int = 2, now: datetime = NOON) -> bool:
-    """By a daemon that has just started."""
+    folder.mkdir(exist_ok=True)
     return DailyCounts(folder / FILE, lambda: now).begin(kind, task_id, most) is None
 
 
-def test_a_restart_is_no_new_day(tmp_path: Path) -> None:
-    assert [started(tmp_path, name) for name in ("one", "two", "three")] == [True, True, False]
+def test_a_restart_is_no_new_day_and_a_task_that_is_taken_up_again_counts_once(tmp_path: Path) -> None:
+    assert [started(tmp_path, name) for name in ("one", "two", "three", "two")] == [True, True, False, True]
     assert DailyCounts(tmp_path / FILE, lambda: NOON).begin(Counted.TASKS, "four", 2) == Exhausted(MIDNIGHT, False)
-
-
-def test_midnight_utc_is(tmp_path: Path) -> None:
-    assert started(tmp_path, "one", most=1)
-    assert not started(tmp_path, "two", most=1, now=MIDNIGHT - timedelta(seconds=1))
-    assert started(tmp_path, "two", most=1, now=MIDNIGHT)
+    assert not started(tmp_path, "five", now=MIDNIGHT - timedelta(seconds=1))
+    assert started(tmp_path, "five", now=MIDNIGHT)
+    assert MemoryStore().daily_counts is None  # a simulation counts nothing
 
 
 def test_fits_and_scorings_are_counted_apart(tmp_path: Path) -> None:
@@ -44,43 +41,22 @@ def test_fits_and_scorings_are_counted_apart(tmp_path: Path) -> None:
     assert not started(tmp_path, "four", most=1)
 
 
-def test_a_task_that_a_restarted_daemon_takes_up_again_counts_once(tmp_path: Path) -> None:
-    assert started(tmp_path, "one", most=1)
-    assert started(tmp_path, "one", most=1)
-    assert not started(tmp_path, "two", most=1)
-
-
-def test_a_clock_that_is_set_back_by_a_day_gives_no_second_day(tmp_path: Path) -> None:
+def test_a_clock_that_is_set_gives_no_day_twice_and_stops_nothing_once_it_is_right(tmp_path: Path) -> None:
     assert started(tmp_path, "one", most=1)
     before = DailyCounts(tmp_path / FILE, lambda: NOON - timedelta(days=1))
     assert before.begin(Counted.TASKS, "two", 1) == Exhausted(MIDNIGHT, True)
-
-
-def test_a_clock_that_was_far_ahead_stops_nothing_once_it_is_right(tmp_path: Path) -> None:
-    assert started(tmp_path, "one", now=NOON + timedelta(days=3650), most=1)
+    assert started(tmp_path / "1", "one", now=NOON + timedelta(days=3650), most=1)
     for day in range(3):
         now = NOON + timedelta(days=day)
-        assert started(tmp_path, f"first {day}", now=now)
-        assert started(tmp_path, f"second {day}", now=now)
-        assert not started(tmp_path, f"third {day}", now=now)
-
-
-def test_a_clock_that_goes_back_and_forth_gives_no_day_twice(tmp_path: Path) -> None:
+        assert started(tmp_path / "1", f"first {day}", now=now)
+        assert started(tmp_path / "1", f"second {day}", now=now)
+        assert not started(tmp_path / "1", f"third {day}", now=now)
     days = [NOON + timedelta(days=offset) for offset in (0, 10, -10, 3650)]
     tasks = [(now, f"{turn} {now:%Y-%m-%d} {n}") for turn in range(3) for now in days for n in range(3)]
-    assert sum(started(tmp_path, task_id, now=now) for now, task_id in tasks) == 2 * len(days)
-
-
-def test_days_that_are_over_are_forgotten_in_time(tmp_path: Path) -> None:
+    assert sum(started(tmp_path / "2", task_id, now=now) for now, task_id in tasks) == 2 * len(days)
     for day in range(3 * KEPT):
-        assert started(tmp_path, str(day), now=NOON + timedelta(days=day))
-    assert len(json.loads((tmp_path / FILE).read_bytes())["others"]) == KEPT
-
-
-def test_a_count_of_before_other_days_were_kept_goes_on(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text('{"day": "2026-06-01", "started": {"tasks_per_day": 1}, "last": "one"}')
-    assert started(tmp_path, "two")
-    assert not started(tmp_path, "three")
+        assert started(tmp_path / "3", str(day), now=NOON + timedelta(days=day))
+    assert len(json.loads((tmp_path / "3" / FILE).read_bytes())["others"]) == KEPT
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"day": "2026-06-01", "started": {"tasks_per_day": "many"}}', "[]"])
@@ -88,10 +64,6 @@ def test_a_count_that_cannot_be_read_begins_nothing(text: str, tmp_path: Path) -
     (tmp_path / FILE).write_text(text)
     with pytest.raises(StateError):
         started(tmp_path, "one")
-
-
-def test_a_simulation_counts_nothing() -> None:
-    assert MemoryStore().daily_counts is None
 
 
 @pytest.mark.parametrize("key", ["tasks_per_day", "scorings_per_day"])

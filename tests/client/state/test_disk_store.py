@@ -35,8 +35,6 @@ def task(round: int, task_id: str = "", run: str = "run") -> Task:
 
 
 def outcome(value: float, **update: Any) -> FitOutcome:
-    """A fit that gave `value` everywhere."""
-
     def payload(part: Part, shift: float) -> Payload:
         return {part: {"w": np.full((2, 2), value + shift), "seen": np.array(7)}}
 
@@ -51,14 +49,12 @@ def receipt(verdict: Verdict = Verdict.ACCEPTED) -> Receipt:
 
 
 def counted(store: Store, *rounds: int, run: str = "run") -> None:
-    """Rounds that went well; each gave its own number."""
     for number in rounds:
         store.stage(task(number, run=run), outcome(number))
         store.settle(task(number, run=run), receipt())
 
 
 def number(held: SiteState) -> float | None:
-    """What `counted` gave in the round that is held."""
     return None if held == SiteState() else float(held.client_state[Part.HEAD]["w"][0, 0]) - 0.5
 
 
@@ -88,12 +84,9 @@ def store(request: pytest.FixtureRequest) -> Store:
     return made
 
 
-def test_nothing_is_held_before_the_first_round(store: Store) -> None:
+def test_nothing_is_held_before_the_first_round_and_a_staged_outcome_does_not_count_yet(store: Store) -> None:
     assert store.last_counted("run", 1) == SiteState(round=0, client_state={}, personal=None)
     assert store.unsettled("run") == []
-
-
-def test_a_staged_outcome_does_not_count_yet(store: Store) -> None:
     counted(store, 1)
     store.stage(task(2), outcome(2))
     assert number(store.last_counted("run", 3)) == 1
@@ -129,39 +122,25 @@ def test_any_other_verdict_forgets_it(verdict: Verdict, store: Store) -> None:
     assert (number(store.last_counted("run", 3)), task_ids(store)) == (1, [])
 
 
-def test_a_round_sees_nothing_of_its_own_or_a_later_number(store: Store) -> None:
+def test_a_round_sees_nothing_of_its_own_or_a_later_number_and_replaces_what_it_gave(store: Store) -> None:
     counted(store, 2, 3)
     assert number(store.last_counted("run", 4)) == 3
     assert number(store.last_counted("run", 3)) == 2  # the round is opened again, or the server was rolled back by one
     assert number(store.last_counted("run", 2)) is None
-
-
-def test_a_round_that_counts_again_begins_behind_the_one_before_it(store: Store) -> None:
-    counted(store, 2, 3)
     store.stage(task(3, "again"), outcome(3.5))
+    assert task_ids(store) == ["again"]
     store.settle(task(3, "again"), receipt())
     assert number(store.last_counted("run", 4)) == 3.5
     assert number(store.last_counted("run", 3)) == 2
     assert store.newest_counted("run") == 3
 
 
-def test_a_round_that_is_opened_again_replaces_what_it_gave(store: Store) -> None:
-    counted(store, 1, 2)
-    store.stage(task(2, "again"), outcome(20))
-    assert task_ids(store) == ["again"]
-    store.settle(task(2, "again"), receipt())
-    assert number(store.last_counted("run", 3)) == 20
-
-
-def test_runs_do_not_see_each_other(store: Store) -> None:
+def test_runs_do_not_see_each_other_and_a_method_without_memory_is_kept_too(store: Store) -> None:
     counted(store, 1)
     store.stage(task(2, run="other"), outcome(2))
     assert (store.last_counted("other", 9), task_ids(store)) == (SiteState(), [])
     store.settle(task(2, run="other"), receipt())
     assert (number(store.last_counted("other", 9)), number(store.last_counted("run", 9))) == (2, 1)
-
-
-def test_a_method_without_memory_and_tensors_is_kept_too(store: Store) -> None:
     store.stage(task(1), FitOutcome(Update("ann", {}), {}, outcome(1).personal))
     assert store.unsettled("run")[0][1].payload == {}
     store.settle(task(1), receipt())
@@ -179,31 +158,19 @@ def test_death_loses_nothing(reopen: Open) -> None:
     assert number(reopen().last_counted("run", 9)) == 2
 
 
-def test_earlier_rounds_are_there_for_a_server_that_is_rolled_back(reopen: Open) -> None:
-    store = reopen()
+def test_only_some_rounds_are_kept_and_what_never_got_a_receipt_goes_with_those_of_its_time(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path)
     counted(store, 1, 2, 3)
     assert [number(store.last_counted("run", before)) for before in (4, 3, 2, 1)] == [3, 2, 1, None]
-
-
-def test_only_some_rounds_are_kept(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path)
     store.retain(1)
-    counted(store, 1, 2, 5, 9)
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["000005", "000009"]
-    assert [number(store.last_counted("run", before)) for before in (10, 9, 5)] == [9, 5, None]
-    store.close()
-
-
-def test_what_never_got_a_receipt_goes_with_the_rounds_of_its_time(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path)
-    store.retain(1)
-    store.stage(task(1), outcome(1))
-    counted(store, 2)
-    store.stage(task(3), outcome(3))
-    counted(store, 4)
-    assert task_ids(store) == ["task_id-3"]
+    store.stage(task(4), outcome(4))
     counted(store, 5)
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["000004", "000005"]
+    store.stage(task(6), outcome(6))
+    counted(store, 8)
+    assert task_ids(store) == ["task_id-6"]
+    counted(store, 9)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["000008", "000009"]
+    assert [number(store.last_counted("run", before)) for before in (10, 9, 8)] == [9, 8, None]
     store.close()
 
 
@@ -223,17 +190,12 @@ def test_an_update_that_is_handed_in_late_takes_nothing_from_later_rounds(reopen
     assert [number(store.last_counted("run", before)) for before in (4, 3, 2)] == [3, 2, 1]
 
 
-def test_an_update_leaves_the_disk_once_it_is_settled(reopen: Open, tmp_path: Path) -> None:
+def test_an_update_leaves_the_disk_once_settled_and_what_is_fetched_outlives_the_daemon(
+    reopen: Open, tmp_path: Path
+) -> None:
     counted(reopen(), 1)
-    assert sorted(path.name for path in (tmp_path / "state" / "run" / "000001").iterdir()) == [
-        "client_state.safetensors",
-        "personal.safetensors",
-        "receipt.json",
-        "task.json",
-    ]
-
-
-def test_what_is_fetched_outlives_the_daemon_and_is_no_run(reopen: Open, tmp_path: Path) -> None:
+    left = {path.name for path in (tmp_path / "state" / "run" / "000001").iterdir()}
+    assert left == {"client_state.safetensors", "personal.safetensors", "receipt.json", "task.json"}
     store = reopen()
     store.downloads.begin(digest(b"base"), 4)
     store.downloads.write(digest(b"base"), 0, b"base", crc32c(b"base"))
@@ -252,29 +214,15 @@ def test_a_folder_is_for_one_daemon(tmp_path: Path) -> None:
     DiskStore(tmp_path).close()
 
 
-@pytest.mark.parametrize("name", ["client_state.safetensors", "personal.safetensors"])
-@pytest.mark.parametrize("damage", ["cut", "gone"])
-def test_a_damaged_memory_is_an_error_and_never_a_fresh_start(
-    name: str, damage: str, reopen: Open, tmp_path: Path
-) -> None:
-    store = reopen()
-    counted(store, 1, 2)
-    hurt(tmp_path / "state" / "run" / "000002" / name, damage)
-    with pytest.raises(StateError, match=rf"000002/{name} cannot be read .*restore it, or remove its folder"):
-        store.last_counted("run", 3)
+DAMAGED = ["client_state.safetensors", "personal.safetensors", "update.safetensors", "task.json"]
 
 
-@pytest.mark.parametrize("name", ["update.safetensors", "task.json"])
+@pytest.mark.parametrize("name", DAMAGED)
 @pytest.mark.parametrize("damage", ["cut", "gone", "other"])
-def test_a_damaged_update_is_an_error_that_names_it(name: str, damage: str, reopen: Open, tmp_path: Path) -> None:
-    store = reopen()
-    store.stage(task(2), outcome(2))
-    hurt(tmp_path / "state" / "run" / "000002" / name, damage)
-    with pytest.raises(StateError, match=rf"000002/{name} cannot be read .*restore it, or remove its folder"):
-        store.unsettled("run")
-
-
-def hurt(path: Path, damage: str) -> None:
+def test_what_is_damaged_is_an_error_and_no_fresh_start(name: str, damage: str, reopen: Open, tmp_path: Path) -> None:
+    store, waits = reopen(), name in DAMAGED[2:]
+    store.stage(task(2), outcome(2)) if waits else counted(store, 1, 2)
+    path = tmp_path / "state" / "run" / "000002" / name
     match damage:
         case "cut":
             path.write_bytes(path.read_bytes()[:-9])
@@ -282,6 +230,8 @@ def hurt(path: Path, damage: str) -> None:
             path.unlink()
         case _:
             path.write_text('{"task": {}, "update": {}}')
+    with pytest.raises(StateError, match=rf"000002/{name} cannot be read .*restore it, or remove its folder"):
+        store.unsettled("run") if waits else store.last_counted("run", 3)
 
 
 FILES = 4  # that a stage writes
@@ -307,13 +257,9 @@ def test_a_stage_that_cannot_be_written_leaves_the_former_state(
         assert number(now.last_counted("run", 3)) == (2 if before == "counted" else 1)
     assert list((tmp_path / "state").rglob(f"{files.TEMPORARY}*")) == []
     store = reopen()
+    monkeypatch.setattr(files, "write", full_at(FILES + 1))  # a stage writes no more files than are tried here
     store.stage(task(2, "again"), outcome(20))
     assert task_ids(store) == ["again"]
-
-
-def test_a_stage_writes_as_many_files_as_are_tried_above(reopen: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "write", full_at(FILES + 1))
-    reopen().stage(task(1), outcome(1))
 
 
 def full_at(call: int) -> Callable[[Path, bytes], None]:
@@ -360,8 +306,6 @@ def test_death_while_a_round_is_removed_leaves_no_half_of_it(
 
 
 def dies_after(first: str) -> Callable[..., None]:
-    """`shutil.rmtree` of a process that is killed when it has removed one file."""
-
     def removed(path: Path, **_: Any) -> None:
         if path.exists():
             (path / first).unlink(missing_ok=True)
@@ -394,9 +338,7 @@ def test_a_damaged_secret_is_an_error_and_never_another_one(text: bytes, reopen:
     assert path.read_bytes() == text
 
 
-def test_a_disk_that_cannot_keep_a_secret_gives_none(
-    reopen: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_keeps_no_secret_gives_none(reopen: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -409,48 +351,34 @@ def test_a_disk_that_cannot_keep_a_secret_gives_none(
     assert list((tmp_path / "state").glob(f"{files.TEMPORARY}*")) == []
 
 
-def test_stores_in_memory_have_secrets_of_their_own() -> None:
+def test_stores_in_memory_have_secrets_of_their_own_and_no_place_for_approvals(reopen: Open) -> None:
     store = MemoryStore()
     assert len(store.secret()) == state_store.SECRET_BYTES
     assert store.secret() == store.secret() != MemoryStore().secret()
-
-
-def test_only_a_folder_has_a_place_for_approvals(reopen: Open) -> None:
-    assert MemoryStore().approvals is None
+    assert store.approvals is None
     assert reopen().approvals is not None
 
 
 # The last base that was accepted
 
 
-def test_the_last_base_replaces_the_one_before_and_survives(tmp_path: Path) -> None:
+def test_the_last_base_replaces_the_one_before_and_survives_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:
     store = DiskStore(tmp_path)
     assert store.last_base("run") is None
     for number in (3, 4, 2):  # the last one after a roll-back
         store.keep_base("run", number, outcome(number).personal)
         assert [path.name for path in (tmp_path / "run").iterdir()] == [f"base-{number:06d}.safetensors"]
     store.close()
-    kept = DiskStore(tmp_path).last_base("run")
+    left = tmp_path / "run" / files.temporary_name("base-000003.safetensors")
+    left.write_bytes(b"half")  # by a process that was killed
+    again = DiskStore(tmp_path)
+    assert not left.exists()
+    kept = again.last_base("run")
     assert kept is not None
     assert (kept[0], same_tensors(kept[1], outcome(2).personal)) == (2, True)
-
-
-def test_a_damaged_base_is_an_error_rather_than_none(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path)
-    store.keep_base("run", 1, outcome(1).personal)
-    (tmp_path / "run" / "base-000001.safetensors").write_bytes(b"half")
+    (tmp_path / "run" / "base-000002.safetensors").write_bytes(b"half")
     with pytest.raises(StateError):
-        store.last_base("run")
-
-
-def test_what_a_killed_process_left_of_a_base_goes(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path)
-    store.keep_base("run", 1, outcome(1).personal)
-    store.close()
-    left = tmp_path / "run" / f"{files.temporary_name('base-000002.safetensors')}"
-    left.write_bytes(b"half")
-    DiskStore(tmp_path).close()
-    assert not left.exists()
+        again.last_base("run")
 
 
 def test_a_folder_that_is_no_run_is_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,15 +31,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / FILE
 
 
-def test_without_a_file_nothing_is_spent(path: Path) -> None:
-    assert read(path).events() == DpLedger(path).spent().events() == ()
-
-
 def test_spends_of_all_runs_are_added_and_read_again(path: Path) -> None:
+    assert read(path).events() == DpLedger(path).spent().events() == ()
     ledger = DpLedger(path, lambda: datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC))
     ledger.spend(fit(1), NOISE, SMALL)
     ledger.spend(fit(2), NOISE, SMALL)
     ledger.spend(fit(1, run="other"), NOISE, LARGE)
+    assert path.stat().st_mode & 0o777 == 0o600
     assert ledger.spent() == DpLedger(path).spent() == read(path)
     assert read(path).events() == (NoisySums(0.1, 2.0, 35), NoisySums(1.0, 10.0, 1))
     assert read(path).events(SMALL) == (NoisySums(0.1, 2.0, 45), NoisySums(1.0, 10.0, 1))
@@ -47,37 +45,23 @@ def test_spends_of_all_runs_are_added_and_read_again(path: Path) -> None:
     assert [(s.seq, s.round, s.task, s.at) for s in read(path).spends][2] == (3, 1, "task-1", "2026-03-04T05:06:07Z")
 
 
-def test_others_on_the_machine_cannot_read_it(path: Path) -> None:
-    DpLedger(path).spend(fit(), NOISE, SMALL)
-    assert path.stat().st_mode & 0o777 == 0o600
-
-
 @pytest.mark.parametrize(
-    ("again", "counted"),
+    ("again", "noise", "sums", "counted"),
     [
-        (fit(1), 1),
-        (fit(1, base="b"), 2),  # another model: the noise is another, and a second look at the data
-        (fit(1, task_id="again"), 2),
-        (fit(2, task_id="task-1"), 2),
-        (fit(1, run="other"), 2),
+        (fit(1), NOISE, SMALL, 1),
+        (fit(1, base="b"), NOISE, SMALL, 2),  # another model: the noise is another, and a second look at the data
+        (fit(1, task_id="again"), NOISE, SMALL, 2),
+        (fit(2, task_id="task-1"), NOISE, SMALL, 2),
+        (fit(1, run="other"), NOISE, SMALL, 2),
+        (fit(1), "e" * 64, SMALL, 2),
+        (fit(1), NOISE, LARGE, 2),
     ],
 )
-def test_the_same_fit_counts_once(path: Path, again: Task, counted: int) -> None:
+def test_the_same_fit_is_one(path: Path, again: Task, noise: str, sums: tuple[NoisySums, ...], counted: int) -> None:
     DpLedger(path).spend(fit(1), NOISE, SMALL)
-    DpLedger(path).spend(again, NOISE, SMALL)
+    DpLedger(path).spend(again, noise, sums)
     assert len(read(path).spends) == counted
-
-
-def test_a_fit_with_other_noise_counts_again(path: Path) -> None:
-    DpLedger(path).spend(fit(1), NOISE, SMALL)
-    DpLedger(path).spend(fit(1), "e" * 64, SMALL)
-    assert len(read(path).spends) == 2
-
-
-def test_a_fit_with_more_noisy_sums_counts_again(path: Path) -> None:
-    DpLedger(path).spend(fit(1), NOISE, SMALL)
-    DpLedger(path).spend(fit(1), NOISE, LARGE)
-    assert read(path).events() == merged([*SMALL, *LARGE])
+    assert read(path).events() == merged([*SMALL, *sums][2 - counted :])
 
 
 def test_a_torn_line_stays_and_counts_as_the_largest_spend(path: Path) -> None:

@@ -25,24 +25,27 @@ def kept(tmp_path: Path) -> OwnScores:
     return OwnScores(tmp_path / FOLDER, now=lambda: NOON)
 
 
-def test_the_scores_of_a_round_are_one_line(kept: OwnScores, tmp_path: Path) -> None:
+def test_the_scores_of_a_round_are_one_line_which_it_alone_replaces(kept: OwnScores, tmp_path: Path) -> None:
     kept.record("run", 1, {"loss": 0.5})
     kept.record("run", 1, {"personal.pm_l": 0.25, "personal.recall.3": 1.0, "global.accuracy": 0.9})
     (line,) = (tmp_path / FOLDER / "run.jsonl").read_text().splitlines()
     own = {"loss": 0.5, "personal.pm_l": 0.25, "personal.recall.3": 1.0}  # an evaluator's is not the site's own
     assert json.loads(line) == {"round": 1, "at": "2026-01-02T12:00:00Z", "scores": own}
     assert kept.rounds("run")[0].scores == kept.latest("run") == own
-
-
-def test_a_repeated_round_replaces_its_own_line_only(kept: OwnScores) -> None:
     for number in (1, 2, 3):
         kept.record("run", number, {"loss": float(number)})
     kept.record("run", 1, {"loss": 9.0})
     assert [(scored.round, scored.scores["loss"]) for scored in kept.rounds("run")] == [(1, 9.0), (2, 2.0), (3, 3.0)]
-    assert kept.latest("run") == {"loss": 9.0}  # taken last
+    assert kept.latest("run")["loss"] == 9.0  # taken last
 
 
-def test_runs_do_not_mix(kept: OwnScores, tmp_path: Path) -> None:
+def test_runs_do_not_mix_and_without_any_scores_the_error_says_so(kept: OwnScores, tmp_path: Path) -> None:
+    assert kept.runs() == []
+    with pytest.raises(ConfigError, match="no scores yet"):
+        kept.rounds("run")
+    with pytest.raises(ConfigError, match="is no id"):
+        kept.record("../run", 1, {"loss": 1.0})
+    assert not (tmp_path / FOLDER).exists()
     kept.record("b", 1, {"loss": 1.0})
     kept.record("a", 1, {"loss": 2.0})
     os.utime(tmp_path / FOLDER / "b.jsonl", (1, 1))
@@ -51,15 +54,6 @@ def test_runs_do_not_mix(kept: OwnScores, tmp_path: Path) -> None:
     assert kept.latest("none") == {}
     with pytest.raises(ConfigError, match="unknown run 'c'"):
         kept.rounds("c")
-
-
-def test_without_any_scores_the_error_says_so(kept: OwnScores, tmp_path: Path) -> None:
-    assert kept.runs() == []
-    with pytest.raises(ConfigError, match="no scores yet"):
-        kept.rounds("run")
-    with pytest.raises(ConfigError, match="is no id"):
-        kept.record("../run", 1, {"loss": 1.0})
-    assert not (tmp_path / FOLDER).exists()
 
 
 def test_a_file_is_bounded_and_the_newest_lines_stay(kept: OwnScores, monkeypatch: pytest.MonkeyPatch) -> None:

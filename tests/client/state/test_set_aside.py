@@ -26,8 +26,12 @@ def store(tmp_path: Path) -> DiskStore:
     return store
 
 
+def done(store: Store, round: int, task_id: str, verdict: Verdict = Verdict.ACCEPTED) -> None:
+    store.stage(task(round, task_id), outcome(round))
+    store.settle(task(round, task_id), receipt(verdict))
+
+
 def aside(folder: Path) -> list[str]:
-    """The rounds that lie aside."""
     return sorted(path.name for path in (folder / "run").glob("aside-*/*"))
 
 
@@ -41,22 +45,18 @@ def test_an_old_round_that_does_not_count_changes_nothing(store: DiskStore, tmp_
 
 
 def test_later_models_stay_aside_until_their_rounds_have_counted_again(store: DiskStore, tmp_path: Path) -> None:
-    store.stage(task(2, "again"), outcome(7))
-    store.settle(task(2, "again"), receipt())
+    done(store, 2, "again")
     assert (store.last_counted("run", 9).round, store.newest_counted("run")) == (2, 4)
     assert aside(tmp_path) == ["000003", "000004"]
-    for done, left in ((3, ["000004"]), (4, [])):
-        store.stage(task(done, f"again-{done}"), outcome(done))
-        store.settle(task(done, f"again-{done}"), receipt())
+    for number_, left in ((3, ["000004"]), (4, [])):
+        done(store, number_, f"again-{number_}")
         assert aside(tmp_path) == left
     assert not list((tmp_path / "run").glob("aside-*"))
 
 
 def test_what_another_task_moved_aside_does_not_come_back_with_this_one(store: DiskStore, tmp_path: Path) -> None:
-    store.stage(task(2, "again"), outcome(7))
-    store.settle(task(2, "again"), receipt())
-    store.stage(task(3, "then"), outcome(8))
-    store.settle(task(3, "then"), receipt(Verdict.LATE))
+    done(store, 2, "again")
+    done(store, 3, "then", Verdict.LATE)
     assert store.last_counted("run", 9).round == 2
     assert aside(tmp_path) == ["000003", "000004"]
 
@@ -69,7 +69,7 @@ def test_a_daemon_that_died_between_moving_and_staging_finds_its_models_again(st
     assert aside(tmp_path) == []
 
 
-def test_a_daemon_that_died_between_two_moves_finds_its_models_again(
+def test_death_between_two_moves_loses_no_model(
     store: DiskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of several rounds has been moved: the others, which nothing has replaced either, must not hide it."""
@@ -83,9 +83,7 @@ def test_a_daemon_that_died_between_two_moves_finds_its_models_again(
     assert not [*(tmp_path / "run").glob("aside-*"), *(tmp_path / "run").glob("moving-*")]
 
 
-def test_rounds_of_which_one_cannot_be_moved_stay_where_they_are(
-    store: DiskStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounds_of_which_one_cannot_be_moved_stay(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "replace", ended_at("000003", OSError(errno.EIO, "Input/output error")))
     with pytest.raises(StateError):
         store.stage(task(2, "again"), outcome(7))
@@ -105,8 +103,7 @@ def ended_at(name: str, error: BaseException) -> Callable[[Path, Path], None]:
 
 
 def test_a_restart_leaves_aside_what_was_replaced(store: DiskStore, tmp_path: Path) -> None:
-    store.stage(task(2, "again"), outcome(7))
-    store.settle(task(2, "again"), receipt())
+    done(store, 2, "again")
     store.close()
     again = DiskStore(tmp_path)
     assert (again.last_counted("run", 9).round, again.newest_counted("run")) == (2, 4)
@@ -155,16 +152,11 @@ def test_what_a_fit_passed_over_comes_back_if_it_does_not_count(store: DiskStore
     store.stage(fit, outcome(5))
     store.settle(fit, receipt(Verdict.LATE))
     assert (store.counted("run"), aside(tmp_path)) == ([1, 2, 3, 4], [])
-
-
-def test_what_was_passed_over_takes_no_place_of_a_round_that_stands(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path)
-    store.retain(1)  # two rounds stay
-    counted(store, 1, 2)
-    fit = replace(task(5), state_round=1)
-    store.stage(fit, outcome(5))
-    store.settle(fit, receipt())
-    assert store.counted("run") == [1, 5]
+    store.retain(1)  # two rounds stay: what is passed over takes no place of one that stands
+    again = replace(task(6), state_round=1)
+    store.stage(again, outcome(6))
+    store.settle(again, receipt())
+    assert store.counted("run") == [1, 6]
 
 
 @pytest.mark.parametrize(("state_round", "before"), [(None, 5), (0, 1), (2, 3), (4, 5), (9, 5)])

@@ -38,7 +38,6 @@ class Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Count, and compute."""
         name = func.overloadpacket.__name__
         self.count += name in WAITING or (name in ("index", "index_put", "index_put_") and _has_mask(args[1]))
         return func(*args, **(kwargs or {}))

@@ -39,26 +39,24 @@ def test_numbers_are_standard_normal() -> None:
     for level in (-2.0, -1.0, 0.0, 1.0, 2.0):
         expected = 0.5 * math.erfc(-level / math.sqrt(2))
         assert abs((drawn <= level).double().mean().item() - expected) < 4 * STANDARD_ERROR / 2
-
-
-def test_the_two_numbers_of_a_pair_are_not_correlated() -> None:
     first, second = normal("a")[:-1].chunk(2)
     assert abs((first * second).mean().item()) < 6 * STANDARD_ERROR
 
 
-def test_equal_paths_give_equal_numbers_and_all_others_other_ones() -> None:
+def test_equal_paths_give_equal_numbers_and_no_two_fits_have_the_same_noise() -> None:
     assert torch.equal(normal(1, 2, "noise"), normal(1, 2, "noise"))
     others = [normal(1, 2, "units"), normal(2, 1, "noise"), normal("1", 2, "noise"), normal(12, "noise")]
     others.append(normal(1, 2, "noise", seed=b"another"))
     for drawn in others:
         assert not (drawn == normal(1, 2, "noise")).any()
-
-
-def test_a_shape_is_filled_as_a_vector_is() -> None:
-    assert torch.equal(
-        DpNoise(b"s").normal((3, 5), 1, device=CPU).flatten(), DpNoise(b"s").normal((15,), 1, device=CPU)
-    )
+    shaped = DpNoise(b"seed").normal((3, 5), 1, device=CPU)
+    assert torch.equal(shaped.flatten(), normal(1, count=15))
     assert DpNoise(b"s").normal((), 1, device=CPU).shape == ()
+    secret = bytes(range(32))
+    assert fit_seed(secret, "run", 1, "base") == fit_seed(secret, "run", 1, "base")
+    seeds = {fit_seed(secret, *some) for some in (("run", 1, "other"), ("run", 2, "base"), ("run1", "base"))}
+    seeds |= {fit_seed(bytes(32), "run", 1, "base"), fit_seed(secret, "run", 1, "base")}
+    assert len(seeds) == 5
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.3, 1.0])
@@ -67,32 +65,16 @@ def test_each_unit_is_drawn_with_the_rate(rate: float) -> None:
     assert abs(drawn.double().mean().item() - rate) <= 4 * STANDARD_ERROR * math.sqrt(rate * (1 - rate))
 
 
-def test_no_two_fits_have_the_same_noise() -> None:
-    secret = bytes(range(32))
-    assert fit_seed(secret, "run", 1, "base") == fit_seed(secret, "run", 1, "base")
-    others = {fit_seed(secret, *some) for some in (("run", 1, "other"), ("run", 2, "base"), ("run1", "base"))}
-    others |= {fit_seed(bytes(32), "run", 1, "base"), fit_seed(secret, "run", 1, "base")}
-    assert len(others) == 5
-
-
-def spent(cost: DpCost) -> DpContext:
-    return DpContext(DpPlan(noise_multiplier=1.0, sampling_rate=0.5), cost, DpNoise(b"seed"))
-
-
-def test_more_steps_than_declared_fail_before_the_first_of_them() -> None:
-    dp = spent(DpCost(epochs=(1, 2)))
+def test_more_steps_or_class_releases_than_declared_fail_before_the_first_of_them() -> None:
+    plan, cost = DpPlan(noise_multiplier=1.0, sampling_rate=0.5), DpCost(epochs=(1, 2), class_releases=2)
+    dp = DpContext(plan, cost, DpNoise(b"seed"))
     dp.begin_steps(2)
     dp.begin_steps(4)
-    with pytest.raises(TaskFailedError) as caught:
-        dp.begin_steps(1)
-    assert caught.value.reason is FailureReason.INTERNAL
-
-
-def test_more_class_releases_than_declared_fail() -> None:
-    dp = spent(DpCost(epochs=(1,), class_releases=2))
     assert [dp.begin_release(), dp.begin_release()] == [1, 2]
-    with pytest.raises(TaskFailedError):
-        dp.begin_release()
+    for beyond in (lambda: dp.begin_steps(1), dp.begin_release):
+        with pytest.raises(TaskFailedError) as caught:
+            beyond()
+        assert caught.value.reason is FailureReason.INTERNAL
 
 
 POINT = FixedPoint(1024.0, 40, 50)
@@ -113,7 +95,7 @@ def words(payload: Payload = MODEL) -> NDArray[np.uint64]:
     return found
 
 
-def test_shares_of_some_sites_add_up_to_the_noise_of_the_sum() -> None:
+def test_shares_add_up_to_the_noise_of_the_sum_and_depend_on_nothing_that_they_hide() -> None:
     noisy = [share_of(site).on_words(LAYOUT, words(), 40) for site in range(4)]
     sums = LAYOUT.named(POINT.decoded(sum(noisy[1:], noisy[0]) - np.uint64(4) * words()))
     for key in ("mean/body/w", "mean/head/b"):
@@ -121,25 +103,19 @@ def test_shares_of_some_sites_add_up_to_the_noise_of_the_sum() -> None:
         assert abs(sums[key].mean()) < 5 * 0.2 / math.sqrt(sums[key].size)
     assert sums["weight"] == 0.0, "how many sites there are is public"
     assert len({noise.tobytes() for noise in noisy}) == 4
-
-
-def test_a_share_does_not_depend_on_what_it_hides_and_wraps_where_it_would_clip() -> None:
     other = {part: {name: array * 0 for name, array in tensors.items()} for part, tensors in MODEL.items()}
     most = np.full(LAYOUT.size, 2**63 - 1, np.uint64)
     drawn = {(share_of(1).on_words(LAYOUT, some, 40) - some).tobytes() for some in (words(), words(other), most)}
     assert len(drawn) == 1
 
 
-def test_a_simulated_update_has_the_same_share_in_its_own_precision() -> None:
+def test_a_share_is_the_same_in_a_simulation_and_refused_where_it_does_not_hide_rows() -> None:
     update = share_of(1).on_update(MODEL)
     assert update[Part.BODY]["steps"] == 3
     noisy = LAYOUT.named(POINT.decoded(share_of(1).on_words(LAYOUT, words(), 40)))
     for key, array in (("mean/body/w", update[Part.BODY]["w"]), ("mean/head/b", update[Part.HEAD]["b"])):
         assert array.dtype == np.float32
         np.testing.assert_allclose(array, noisy[key], rtol=0, atol=1e-7)
-
-
-def test_it_is_refused_where_rows_are_aggregated_that_it_does_not_hide() -> None:
     form = SumForm((Part.BODY,), rows=ClassRows(Part.PROTOTYPES, (Part.BODY, "w")))
     layout = SumLayout.of(form, describe(MODEL), MODEL)
     with pytest.raises(SecureAggregationError):

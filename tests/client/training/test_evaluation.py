@@ -6,8 +6,6 @@ Which test images a model is scored on.
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -67,14 +65,12 @@ def given(logits: Tensor, labels: list[int]) -> Tally:
 
 
 def counted(correct: list[int], totals: list[int]) -> Tally:
-    """The answers with these counts by class; wrong ones name the next class."""
     rows = [(c if i < right else (c + 1) % len(totals), c) for c, right in enumerate(correct) for i in range(totals[c])]
     predictions, labels = torch.tensor(rows).T
     return answers(predictions, labels, len(totals))
 
 
 def drawn(examples: int, classes: int, seed: int = 0, scale: float = 2.0) -> tuple[Tensor, list[int]]:
-    """Logits that know a little about labels of unequal frequencies."""
     draw = torch.Generator().manual_seed(seed)
     labels = (torch.rand(examples, generator=draw).square() * classes).long()
     logits = torch.randn(examples, classes, generator=draw) + nn.functional.one_hot(labels, classes)
@@ -121,32 +117,16 @@ def test_a_scoring_can_be_ended_at_each_batch() -> None:
 
 
 def test_scores_by_hand() -> None:
-    found = scores(counted([3, 1, 0], [4, 2, 4]))
-    assert found == pytest.approx(
-        {
-            "accuracy": 4 / 10,
-            "balanced_accuracy": (3 / 4 + 1 / 2 + 0) / 3,
-            "recall.0": 3 / 4,
-            "recall.1": 1 / 2,
-            "recall.2": 0.0,
-        }
-    )
-
-
-def test_majority_is_the_accuracy_of_always_saying_the_most_common_class() -> None:
+    told = counted([3, 1, 0], [4, 2, 4])
+    recalls = {"recall.0": 3 / 4, "recall.1": 1 / 2, "recall.2": 0.0}
+    assert scores(told) == pytest.approx({"accuracy": 4 / 10, "balanced_accuracy": (3 / 4 + 1 / 2 + 0) / 3, **recalls})
+    personal = {"pm_v": 4 / 6, "pm_l": (0.25 * 3 + 0.75 * 1) / (0.25 * 4 + 0.75 * 2)}  # classes 0 and 1
+    assert personal_scores(told, torch.tensor([0.25, 0.75, 0.0])) == pytest.approx(personal)
     assert majority(counted([0, 1, 0], [4, 2, 4])) == 4 / 10
-    nevus = answers(torch.full((9,), 5), torch.tensor([5, 5, 5, 5, 5, 5, 0, 1, 2]), 7)
-    assert scores(nevus)["accuracy"] == majority(nevus) == 6 / 9
-
-
-def test_personal_scores_by_hand() -> None:
-    found = personal_scores(counted([3, 1, 0], [4, 2, 4]), torch.tensor([0.25, 0.75, 0.0]))
-    assert found == pytest.approx(
-        {
-            "pm_v": 4 / 6,  # classes 0 and 1
-            "pm_l": (0.25 * 3 + 0.75 * 1) / (0.25 * 4 + 0.75 * 2),
-        }
-    )
+    assert prefixed("personal.local", {"accuracy": 0.5, "recall.3": 1.0}) == {
+        "personal.local.accuracy": 0.5,
+        "personal.local.recall.3": 1.0,
+    }
 
 
 def test_balanced_accuracy_is_scikit_learns() -> None:
@@ -165,9 +145,6 @@ def test_classes_absent_from_the_test_set_have_no_say() -> None:
     assert (found["pm_v"], found["pm_l"]) == (1.0, 1.0)
     assert "recall.2" not in found
     assert not any(math.isnan(value) for value in found.values())
-
-
-def test_personal_scores_that_nothing_can_be_said_about_are_left_out() -> None:
     assert personal_scores(counted([1, 0], [2, 0]), torch.tensor([0.0, 1.0])) == {}
 
 
@@ -182,16 +159,13 @@ def test_auroc_is_scikit_learns(classes: int) -> None:
         assert expected == pytest.approx(own, abs=1e-6)
 
 
-def test_auroc_ranks_the_classes_that_the_test_set_has_by_their_probability_among_all() -> None:
+def test_auroc_is_among_the_classes_that_the_test_set_has_and_half_of_a_tie() -> None:
     logits, labels = drawn(250, 7)
     kept = [i for i, label in enumerate(labels) if label not in (0, 3, 6)]
     logits, labels = logits[kept], [labels[i] for i in kept]
     truth, probabilities = np.array(labels), logits.softmax(1).numpy()
     expected = np.mean([roc_auc_score(truth == c, probabilities[:, c]) for c in (1, 2, 4, 5)])
     assert probabilistic_scores(given(logits, labels))["auroc"] == pytest.approx(expected, abs=1e-6)
-
-
-def test_auroc_by_hand_with_a_tie() -> None:
     logits = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.6, 0.4], [0.2, 0.8]]).log()
     found = probabilistic_scores(given(logits, [0, 0, 1, 1]))
     assert found["auroc"] == pytest.approx((1 + 1 + 1 + 0.5) / 4)  # pairs of one of each class; the tie is half right
@@ -207,47 +181,39 @@ def test_auroc_of_a_confident_model_is_of_its_log_odds(classes: int, scale: floa
     assert probabilistic_scores(given(scale * logits, labels))["auroc"] == pytest.approx(expected, abs=1e-6)
 
 
-def test_auroc_of_two_classes_does_not_depend_on_the_scale_of_the_logits() -> None:
-    logits, labels = drawn(250, 2)
-    plain, confident = (probabilistic_scores(given(scale * logits, labels))["auroc"] for scale in (1, 100))
-    assert confident == pytest.approx(plain, abs=1e-6)
-
-
-def test_auroc_ranks_more_rows_than_are_in_float64_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auroc_of_more_rows_at_a_time_and_of_a_class_that_the_model_does_not_know(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     told = given(*drawn(250, 5))
     whole = probabilistic_scores(told)
     monkeypatch.setattr(evaluation, "ROWS", 7)
     assert probabilistic_scores(told) == whole
-
-
-def test_auroc_of_one_class_is_left_out() -> None:
-    found = probabilistic_scores(given(torch.randn(5, 3), [1] * 5))
-    assert "auroc" not in found
-    assert "ece" in found
+    logits = torch.tensor([[2.0, 1.0, -math.inf], [1.0, 3.0, -math.inf], [1.0, 0.0, -math.inf]])
+    told = given(logits, [0, 1, 2])
+    found = scores(told) | probabilistic_scores(told)
+    assert found["recall.2"] == 0.0
+    assert found["auroc"] == pytest.approx((0.75 + 1 + 0.5) / 3)
 
 
 def test_calibration_error_by_hand() -> None:
     probabilities = torch.tensor([[0.95, 0.05], [0.97, 0.03], [0.62, 0.38], [0.41, 0.59]])
     found = probabilistic_scores(given(probabilities.log(), [0, 1, 0, 1]))
     assert found["ece"] == pytest.approx((abs(1 - 1.92) + abs(1 - 0.62) + abs(1 - 0.59)) / 4)  # bins 14, 9 and 8
+    logits = torch.tensor([[1000.0, 0.0], [math.log(19), 0.0]])  # 1 and 0.95: one right, one wrong
+    told = given(logits, [1, 0])
+    assert probabilistic_scores(told)["ece"] == pytest.approx(abs(1 - (1 + 0.95)) / 2)
+    assert {name.rpartition(".")[2] for name in reliability(told)} == {f"{BINS - 1}"}
 
 
-def test_calibration_error_is_that_of_15_bins() -> None:
+def test_calibration_error_is_that_of_15_bins_also_of_what_is_no_log_probability() -> None:
     logits, labels = drawn(256, 5)
     confidence, guess = logits.softmax(1).double().numpy().max(1), logits.argmax(1).numpy()
     bins = np.floor(confidence * BINS)
     gaps = [abs(((guess == labels) - confidence)[bins == b].sum()) for b in range(BINS)]
     assert BINS == 15
+    one_class = probabilistic_scores(given(logits[:5], [1] * 5))
+    assert one_class.keys() == {"ece"}
     assert probabilistic_scores(given(logits, labels))["ece"] == pytest.approx(sum(gaps) / len(labels), abs=1e-12)
-
-
-def test_wholly_confident_answers_share_the_last_bin() -> None:
-    logits = torch.tensor([[1000.0, 0.0], [math.log(19), 0.0]])  # 1 and 0.95: one right, one wrong
-    found = probabilistic_scores(given(logits, [1, 0]))
-    assert found["ece"] == pytest.approx(abs(1 - (1 + 0.95)) / 2)
-
-
-def test_scores_take_what_is_no_log_probability() -> None:
     logits = -torch.tensor([[1.0, 4.0], [9.0, 1.0], [100.0, 400.0]])  # negative distances
     made = given(logits, [0, 1, 0])
     assert made.probabilities.sum(1).tolist() == pytest.approx([1.0] * 3)
@@ -256,45 +222,31 @@ def test_scores_take_what_is_no_log_probability() -> None:
     )
 
 
-def test_scores_of_a_class_that_the_model_does_not_know() -> None:
-    logits = torch.tensor([[2.0, 1.0, -math.inf], [1.0, 3.0, -math.inf], [1.0, 0.0, -math.inf]])
-    told = given(logits, [0, 1, 2])
-    found = scores(told) | probabilistic_scores(told)
-    assert found["recall.2"] == 0.0
-    assert found["auroc"] == pytest.approx((0.75 + 1 + 0.5) / 3)
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_model_that_has_diverged_has_no_auroc_and_no_calibration(bad: float) -> None:
     told = given(torch.tensor([[bad, 0.0], [1.0, 0.0], [1.0, 2.0]]), [1, 0, 1])
     found = scores(told) | probabilistic_scores(told)
     assert set(found) == {"accuracy", "balanced_accuracy", "recall.0", "recall.1"}
     assert all(math.isfinite(value) for value in found.values())
+    assert reliability(told) == {}
 
 
-def test_equal_inputs_give_equal_bits() -> None:
-    told = [given(*drawn(256, 9, seed=3)) for _ in range(2)]
-    first, second = (scores(one, groups_of(9)) | probabilistic_scores(one) for one in told)
-    assert first == second
-    assert {"auroc", "ece", "groups"} < set(first)
-
-
-@pytest.mark.parametrize("classes", [10, 100, 200])
-def test_groups_have_the_reference_sizes(classes: int) -> None:
-    sizes = np.load(GOLDEN / "longtail_counts.npz")[f"K{classes}_n_many_mid_few"]
-    groups = groups_of(classes)
-    assert [len(group) for group in groups.values()] == sizes.tolist()
-    assert [c for group in groups.values() for c in group] == list(range(classes))
-
-
-def test_groups_are_the_reference_classes() -> None:
-    golden = np.load(GOLDEN / "metrics_numpy.npz")
+def test_groups_have_the_reference_sizes_and_classes() -> None:
+    golden, sizes = np.load(GOLDEN / "metrics_numpy.npz"), np.load(GOLDEN / "longtail_counts.npz")
     assert groups_of(10) == {name: golden[name].tolist() for name in ("many", "medium", "few")}
+    for classes in (10, 100, 200):
+        groups = groups_of(classes)
+        assert [len(group) for group in groups.values()] == sizes[f"K{classes}_n_many_mid_few"].tolist()
+        assert [c for group in groups.values() for c in group] == list(range(classes))
 
 
-def test_groups_follow_the_order_of_frequency() -> None:
+def test_groups_follow_the_order_of_frequency_and_their_mean_is_plain() -> None:
     assert groups_of(6, (5, 3, 1, 0, 2, 4)) == {"many": [5], "medium": [3, 1], "few": [0, 2, 4]}
     assert groups_of(2) == {"many": [], "medium": [0], "few": [1]}
+    found = scores(counted([4, 1, 0, 0, 1], [4, 2, 2, 6, 1]), groups_of(5))
+    assert [found[name] for name in ("many", "medium", "few")] == [1.0, 0.5, 1 / 9]
+    assert found["groups"] == pytest.approx((1 + 0.5 + 1 / 9) / 3)
+    assert not {"many", "medium", "few", "groups"} & set(scores(counted([1, 0], [1, 1])))
 
 
 @pytest.mark.parametrize("order", [(0, 1), (0, 1, 1), (1, 2, 3)])
@@ -303,49 +255,23 @@ def test_an_order_of_other_classes_is_refused(order: tuple[int, ...]) -> None:
         groups_of(3, order)
 
 
-def test_group_scores_are_of_examples_and_their_mean_is_plain() -> None:
-    found = scores(counted([4, 1, 0, 0, 1], [4, 2, 2, 6, 1]), groups_of(5))
-    assert [found[name] for name in ("many", "medium", "few")] == [1.0, 0.5, 1 / 9]
-    assert found["groups"] == pytest.approx((1 + 0.5 + 1 / 9) / 3)
-    assert not {"many", "medium", "few", "groups"} & set(scores(counted([1, 0], [1, 1])))
-
-
 @pytest.mark.parametrize(("totals", "missing"), [([0, 1, 1, 1, 1], "many"), ([1, 0, 1, 1, 1], "medium")])
 def test_a_group_without_test_examples_is_left_out_and_so_is_the_mean(totals: list[int], missing: str) -> None:
     found = scores(counted([0] * 5, totals), groups_of(5))
     assert {"many", "medium", "few", "groups"} - set(found) == {missing, "groups"}
 
 
-def test_scores_are_prefixed() -> None:
-    assert prefixed("personal.local", {"accuracy": 0.5, "recall.3": 1.0}) == {
-        "personal.local.accuracy": 0.5,
-        "personal.local.recall.3": 1.0,
-    }
-
-
-def test_tally_counts_by_true_class() -> None:
+def test_tally_counts_by_true_class_on_the_examples_that_it_is_given() -> None:
     made = answers(torch.tensor([0, 1, 1, 2, 0]), torch.tensor([0, 0, 1, 1, 1]), 3)
     assert (made.correct.tolist(), made.totals.tolist()) == ([1, 1, 0], [2, 3, 0])
     assert (made.labels.tolist(), made.probabilities.shape) == ([0, 0, 1, 1, 1], (5, 3))
     assert made.probabilities[3].tolist() == pytest.approx(torch.eye(3)[2].softmax(0).tolist())
-
-
-def test_tally_scores_on_the_examples_that_it_is_given() -> None:
     test, other = (Examples(torch.full((n, 1, 1, 1), 1, dtype=torch.uint8), torch.ones(n).long()) for n in (3, 2))
     data = SiteData(test, test, PLAIN, 2)
     assert tally(Told(torch.eye(2)), data).totals.tolist() == [0, 3]
     assert tally(Told(torch.eye(2)), data, other).totals.tolist() == [0, 2]
-
-
-def test_tally_of_no_examples_is_refused() -> None:
-    test = Examples(torch.ones(1, 1, 1, 1), torch.zeros(1).long())
     with pytest.raises(DataError, match="at least one"):
-        tally(Told(torch.eye(2)), SiteData(test, test, PLAIN, 2), test.take(torch.tensor([], dtype=torch.int64)))
-
-
-def test_torchmetrics_is_imported_only_to_score() -> None:
-    code = "import sys, protofed.client.training.evaluation; assert 'torchmetrics' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+        tally(Told(torch.eye(2)), data, test.take(torch.tensor([], dtype=torch.int64)))
 
 
 class Counting(nn.Module):
@@ -378,20 +304,11 @@ def test_tally_evaluates_and_puts_every_mode_back() -> None:
 def test_reliability_by_hand() -> None:
     rows = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.55, 0.45], [0.4, 0.6]])
     found = reliability(given(rows.log(), [0, 1, 1, 1]))
-    assert found == pytest.approx(
-        {  # of 15 bins, 0.9 is in that from 13/15, 0.55 in that from 8/15, and 0.6 in that from 9/15
-            "reliability.accuracy.13": 0.5,
-            "reliability.confidence.13": 0.9,
-            "reliability.share.13": 0.5,
-            "reliability.accuracy.8": 0.0,
-            "reliability.confidence.8": 0.55,
-            "reliability.share.8": 0.25,
-            "reliability.accuracy.9": 1.0,
-            "reliability.confidence.9": 0.6,
-            "reliability.share.9": 0.25,
-        },
-        abs=1e-6,
-    )
+    # Of 15 bins, 0.9 is in that from 13/15, 0.55 in that from 8/15, and 0.6 in that from 9/15.
+    by_bin = {13: (0.5, 0.9, 0.5), 8: (0.0, 0.55, 0.25), 9: (1.0, 0.6, 0.25)}
+    kinds = ("accuracy", "confidence", "share")
+    expected = {f"reliability.{k}.{b}": v for b, values in by_bin.items() for k, v in zip(kinds, values, strict=True)}
+    assert found == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -404,14 +321,6 @@ def test_the_bins_of_reliability_add_up_to_the_calibration_error(seed: int) -> N
     gaps = [abs(found[f"reliability.accuracy.{b}"] - found[f"reliability.confidence.{b}"]) for b in bins]
     error = sum(gap * found[f"reliability.share.{b}"] for gap, b in zip(gaps, bins, strict=True))
     assert error == pytest.approx(probabilistic_scores(told)["ece"], abs=1e-9)
-
-
-def test_a_sure_answer_is_in_the_last_bin_and_a_diverged_model_has_none() -> None:
-    sure = torch.tensor([[200.0, 0.0]])
-    assert set(reliability(given(sure, [0]))) == {
-        f"reliability.{n}.{BINS - 1}" for n in ("accuracy", "confidence", "share")
-    }
-    assert reliability(given(torch.tensor([[torch.nan, 0.0]]), [0])) == {}
 
 
 N, SEED = 400, 6
@@ -457,21 +366,9 @@ def test_own_models_are_scored_on_the_runs_sample_of_the_shared_test_set() -> No
     assert sampled.keys() == whole.keys()  # no class is lost
 
 
-@pytest.mark.parametrize("most", [N, N + 1])
-def test_a_sample_of_all_images_changes_nothing(most: int) -> None:
+def test_a_sample_is_of_a_larger_shared_test_set_and_for_own_models_alone() -> None:
     test = examples(2)
-    assert own_scores(data(test), most) == own_scores(data(test), None)
-
-
-def test_the_global_model_is_scored_on_all_images() -> None:
-    test = examples(2)
+    assert own_scores(data(test), N) == own_scores(data(test), N + 1) == own_scores(data(test), None)
     assert on_test(model(), data(test), recipe(40)) == on_test(model(), data(test), recipe(None))
-
-
-def test_a_site_without_the_shared_test_set_has_nothing_to_sample() -> None:
-    nothing, local = (
-        Examples(torch.zeros(0, 1, 1, 1, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)),
-        examples(3),
-    )
-    site = data(nothing, local)
+    site = data(test.take(torch.tensor([], dtype=torch.int64)), examples(3))
     assert own_scores(site, 40) == own_scores(site, None)

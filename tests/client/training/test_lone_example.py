@@ -36,9 +36,7 @@ def site(count: int) -> SiteData:
 
 
 @pytest.mark.parametrize(("options", "size", "expected"), MODELS.values(), ids=MODELS)
-def test_whether_a_model_trains_on_one_is_what_its_training_says(
-    options: dict[str, Any], size: int, expected: bool
-) -> None:
+def test_whether_a_model_trains_on_one_is_as_its_training(options: dict[str, Any], size: int, expected: bool) -> None:
     model = build(NamedOptions.model_validate({"name": "resnet18", **options}), Input(shape=(3, size, size)), 4).eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     drawn = torch.random.get_rng_state()
@@ -64,7 +62,6 @@ def test_a_layer_that_asks_for_values_is_left_to_the_first_fit() -> None:
 
 
 def sizes(count: int, batch: int, **options: Any) -> list[int]:
-    """Of an epoch's batches of a site with so many examples."""
     model = build(NamedOptions.model_validate({"name": "resnet18", **options}), COLOUR, 4)
     data = site(count)
     batches = data.batches(batch, torch.Generator().manual_seed(0))
@@ -77,32 +74,25 @@ def sizes(count: int, batch: int, **options: Any) -> list[int]:
 )
 def test_a_last_batch_of_one_joins_the_one_before(count: int, batch: int, expected: list[int]) -> None:
     assert sizes(count, batch, stem="imagenet", norm="batch") == expected
+    left = [batch] * (count // batch) + [count % batch] * (count % batch > 0)
+    assert sizes(count, batch, stem="small", norm="batch") == left  # of a model that trains on one
 
 
-def test_of_a_model_that_trains_on_one_batches_stay_as_they_are() -> None:
-    assert sizes(33, 32, stem="small", norm="batch") == [32, 1]
-
-
-def test_a_joined_batch_has_the_images_of_both() -> None:
+def test_a_joined_batch_has_the_images_of_both_and_parts_are_even() -> None:
     model, data = build(BATCH_NORM, COLOUR, 4), site(33)
     ((images, labels),) = without_lone(data.batches(32, torch.Generator().manual_seed(0)), model, COLOUR.shape)
     one, other = data.batches(32, torch.Generator().manual_seed(0))
     assert torch.equal(images, torch.cat((one[0], other[0])))
     assert torch.equal(labels, torch.cat((one[1], other[1])))
-
-
-def test_a_site_trains_whatever_its_number_leaves_over() -> None:
-    short = Short(9, 9, batch_size=8)
+    short = Short(13, 4, batch_size=8)
     train(short.local, short)
-    assert short.sizes == [9]
+    assert short.sizes == [8, 4, 4, 3, 2]  # not 4 and 1
 
 
 # Parts of a batch, where memory is short
 
 
 class Short:
-    """Memory for `room` examples at a time; BatchNorm sees one value a channel."""
-
     def __init__(self, count: int, room: int, **plan: Any) -> None:
         self.model = SplitModel(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4)), nn.Linear(4, 3))
         self.room, self.sizes = room, list[int]()
@@ -123,22 +113,16 @@ class Short:
         return nn.functional.cross_entropy(self.model(images), labels)
 
 
-def test_parts_are_even_rather_than_of_one() -> None:
-    short = Short(13, 4, batch_size=8)
-    train(short.local, short)
-    assert short.sizes == [8, 4, 4, 3, 2]  # not 4 and 1
-
-
-@pytest.mark.parametrize(("count", "room"), [(8, 1), (5, 2)])
-def test_where_no_two_fit_the_reason_is_memory(count: int, room: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "room", "why", "reason"),
+    [
+        (8, 1, "no two examples fit", FailureReason.OUT_OF_MEMORY),
+        (5, 2, "no two examples fit", FailureReason.OUT_OF_MEMORY),
+        (1, 9, "more examples", FailureReason.REFUSED),
+    ],
+)
+def test_a_site_is_told_why_it_cannot_train(count: int, room: int, why: str, reason: FailureReason) -> None:
     short = Short(count, room, batch_size=8)
-    with pytest.raises(TaskFailedError, match="no two examples fit") as failed:
+    with pytest.raises(TaskFailedError, match=why) as failed:
         train(short.local, short)
-    assert failed.value.reason is FailureReason.OUT_OF_MEMORY
-
-
-def test_a_site_of_one_example_is_told_why_it_cannot_train() -> None:
-    short = Short(1, 9, batch_size=8)
-    with pytest.raises(TaskFailedError, match="more examples") as failed:
-        train(short.local, short)
-    assert failed.value.reason is FailureReason.REFUSED
+    assert failed.value.reason is reason

@@ -14,6 +14,7 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
+from tests.support.training_doubles import LocalOf, Short
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -38,11 +39,8 @@ from protofed.common.config.tables import Input
 from protofed.common.errors import CodecError, ConfigError, DataError, FailureReason, TaskFailedError
 from protofed.common.payload import Part, Tensors
 
-LocalOf = Callable[..., FitContext]
-
 
 def mean_of(local: FitContext) -> Loss:
-    """The model's mean output: its gradient by one weight is the mean image times the other weight."""
     return lambda x, _: cast("Tensor", local.model(x)).mean()
 
 
@@ -51,7 +49,6 @@ def squares(local: FitContext) -> Loss:
 
 
 def weights(local: FitContext) -> tuple[float, float]:
-    """Body and head."""
     return local.model.get_parameter("body.weight").item(), local.model.get_parameter("head.weight").item()
 
 
@@ -65,6 +62,9 @@ def test_one_epoch_by_hand(local_of: LocalOf) -> None:
     # batch (1, 2): loss 1.5, w = 1 - .1 * 1.5 = .85; batch (3): loss 2.55, w = .85 - .3
     assert loss == pytest.approx((2 * 1.5 + 2.55) / 3, abs=1e-6)  # by example, not by batch
     assert weights(local) == pytest.approx((0.55, 1.0), abs=1e-12)
+    without_last = local_of([1, 2, 3], batch_size=2, lr=0.1, drop_last=True)
+    assert train(without_last, mean_of(without_last), only_body(without_last)).loss == pytest.approx(1.5, abs=1e-6)
+    assert weights(without_last)[0] == pytest.approx(0.85, abs=1e-12)
 
 
 def test_momentum_and_weight_decay_by_hand(local_of: LocalOf) -> None:
@@ -72,17 +72,11 @@ def test_momentum_and_weight_decay_by_hand(local_of: LocalOf) -> None:
     train(local, mean_of(local), only_body(local))
     # v = 1.5 + .5 * 1 = 2, w = .8; v = .9 * 2 + 3 + .5 * .8 = 5.2, w = .8 - .52
     assert weights(local)[0] == pytest.approx(0.28, abs=1e-12)
-
-
-def test_one_call_can_train_without_the_plans_weight_decay(local_of: LocalOf) -> None:
     local = local_of([1.0], lr=0.1, weight_decay=0.5)
     train(local, mean_of(local), [ParameterGroup(only_body(local), weight_decay=0.0)])
     assert weights(local)[0] == pytest.approx(0.9, abs=1e-12)
     train(local, mean_of(local), only_body(local))  # the next one has it again
     assert weights(local)[0] == pytest.approx(0.9 - 0.1 * (1 + 0.5 * 0.9), abs=1e-12)
-
-
-def test_momentum_does_not_outlive_the_round(local_of: LocalOf) -> None:
     local = local_of([1.0], lr=0.1, momentum=0.9)
     for left in (0.9, 0.8):
         train(local, mean_of(local), only_body(local))
@@ -127,31 +121,25 @@ def test_the_norm_of_all_gradients_together_is_clipped(clip: float | None, share
     assert weights(local) == pytest.approx((4 - 0.3 * share, 3 - 0.4 * share), abs=1e-6)
 
 
-def test_a_last_smaller_batch_can_be_left_out(local_of: LocalOf) -> None:
-    local = local_of([1, 2, 3], batch_size=2, lr=0.1, drop_last=True)
-    assert train(local, mean_of(local), only_body(local)).loss == pytest.approx(1.5, abs=1e-6)
-    assert weights(local)[0] == pytest.approx(0.85, abs=1e-12)
-
-
-def test_only_the_given_parameters_are_trained(local_of: LocalOf) -> None:
+def test_only_the_given_parameters_are_trained_and_no_frozen_one_meanwhile(local_of: LocalOf) -> None:
     local = local_of([2.0], lr=0.1, weight_decay=0.5)
     train(local, mean_of(local), local.model.head.parameters())
     assert weights(local) == pytest.approx((1.0, 1 - 0.1 * 2.5), abs=1e-12)
-
-
-def test_a_frozen_parameter_stays(local_of: LocalOf) -> None:
     local = local_of([2.0], lr=0.1, weight_decay=0.5)
-    local.model.body.requires_grad_(False)
-    train(local, mean_of(local))
+    with frozen(local.model.body):
+        train(local, mean_of(local))
     assert weights(local) == pytest.approx((1.0, 0.75), abs=1e-12)
+    train(local, mean_of(local), only_body(local))
+    assert weights(local)[0] == pytest.approx(1 - 0.1 * (2 * 0.75 + 0.5), abs=1e-12)
 
 
 def test_epochs_are_the_plans_unless_given(local_of: LocalOf) -> None:
-    for epochs, left in ((None, 0.7), (1, 0.9)):
+    for epochs, left in ((None, 0.7), (1, 0.9), (0, 1.0)):
         local = local_of([1.0], lr=0.1, epochs=3)
-        train(local, mean_of(local), only_body(local), epochs)
+        trained = train(local, mean_of(local), only_body(local), epochs)
         assert weights(local)[0] == pytest.approx(left, abs=1e-12)
-        assert local.fit_progress.epochs == (epochs or 3)
+        assert trained.steps == (3 if epochs is None else epochs)
+    assert trained == Trained(loss=0.0, steps=0)
 
 
 def test_training_is_in_training_mode_and_epochs_are_shuffled_by_the_sites_generator() -> None:
@@ -173,20 +161,6 @@ def test_training_is_in_training_mode_and_epochs_are_shuffled_by_the_sites_gener
     assert seen[0] == seen[1] != seen[2]
     assert seen[0][:8] != seen[0][8:]
     assert sorted(seen[0][:8]) == sorted(seen[0][8:]) == images.flatten().tolist()
-
-
-class Short:
-    """Memory for `room` examples at a time."""
-
-    def __init__(self, loss: Loss, room: int) -> None:
-        self.loss, self.room = loss, room
-        self.sizes: list[int] = []
-
-    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        self.sizes.append(len(x))
-        if len(x) > self.room:
-            raise torch.OutOfMemoryError("simulated")
-        return self.loss(x, y)
 
 
 PIXELS = [0.5, 1.25, -2.0, 0.75, 3.0, -0.25, 1.5]
@@ -226,9 +200,7 @@ def test_gradients_of_a_part_before_memory_ran_out_do_not_count(local_of: LocalO
     assert short.sizes == [4, 2, -1, 1, 1, 1, 1]
 
 
-def test_what_did_not_fit_is_freed_before_the_cache_is_emptied(
-    local_of: LocalOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_did_not_fit_is_freed_before_the_cache_is(local_of: LocalOf, monkeypatch: pytest.MonkeyPatch) -> None:
     local, computed, held = local_of(PIXELS[:4], batch_size=4), list[weakref.ref[Tensor]](), list[bool]()
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
@@ -241,13 +213,6 @@ def test_what_did_not_fit_is_freed_before_the_cache_is_emptied(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: held.append(any(ref() is not None for ref in computed)))
     train(local, loss)
     assert held == [False, False]  # from 4 examples to 2, and to 1
-
-
-def test_a_smaller_last_batch_is_not_made_larger(local_of: LocalOf) -> None:
-    local = local_of(PIXELS[:5], batch_size=4, lr=0.1)
-    short = Short(squares(local), 2)
-    train(local, short)
-    assert short.sizes == [4, 2, 2, 1]
 
 
 def test_one_example_too_many_ends_the_task(local_of: LocalOf) -> None:
@@ -310,11 +275,14 @@ def test_a_task_called_off_stops_between_batches(local_of: LocalOf) -> None:
     assert weights(local)[0] == pytest.approx(0.8, abs=1e-12)  # two steps
 
 
-def test_data_without_training_examples_are_refused(local_of: LocalOf) -> None:
+def test_a_site_without_training_examples_has_no_means_and_is_not_trained(local_of: LocalOf) -> None:
     local = local_of([1.0])
     local.data = SiteData.for_scoring(local.data.test, local.data.input, local.classes)
     with pytest.raises(DataError, match="only test examples"):
         train(local, mean_of(local))
+    assert class_means(local, lambda x: x.flatten(1)) == {}
+    local.model.head = nn.Linear(1, 2)
+    assert class_gradients(local) == {}
 
 
 def test_class_means_by_hand(local_of: LocalOf) -> None:
@@ -348,31 +316,13 @@ def test_class_means_go_over_all_batches(local_of: LocalOf) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "made"),
-    [(torch.float64, torch.float64), (torch.float32, torch.float32), (torch.bfloat16, torch.float32)],
+    ("given", "made"), [(torch.float64, torch.float64), (torch.float32, torch.float32), (torch.bfloat16, torch.float32)]
 )
-def test_class_means_are_never_less_exact_than_their_features(
-    given: torch.dtype, made: torch.dtype, local_of: LocalOf
-) -> None:
+def test_class_means_are_as_exact_as_their_features(given: torch.dtype, made: torch.dtype, local_of: LocalOf) -> None:
     local = local_of([1.0, 2.0, 2.0], [0, 0, 0])
     (mean,) = class_means(local, lambda x: x.flatten(1).to(given)).values()
     assert mean.dtype == made
     assert mean.item() == pytest.approx(5 / 3, rel=torch.finfo(made).eps)
-
-
-def test_there_are_no_means_of_nothing(local_of: LocalOf) -> None:
-    local = local_of([1.0])
-    local.data = SiteData.for_scoring(local.data.test, local.data.input, local.classes)
-    assert class_means(local, lambda x: x.flatten(1)) == {}
-
-
-def test_a_frozen_module_gets_no_gradient_meanwhile(local_of: LocalOf) -> None:
-    local = local_of([2.0], lr=0.1, weight_decay=0.5)
-    with frozen(local.model.body):
-        train(local, mean_of(local))
-    assert weights(local) == pytest.approx((1.0, 1 - 0.1 * 2.5), abs=1e-12)
-    train(local, mean_of(local), only_body(local))
-    assert weights(local)[0] == pytest.approx(1 - 0.1 * (2 * 0.75 + 0.5), abs=1e-12)
 
 
 def test_frozen_gives_back_what_was_free_even_after_an_error() -> None:
@@ -398,33 +348,19 @@ def test_other_tensors_than_the_models_can_be_trained(local_of: LocalOf) -> None
     assert weights(local) == (1.0, 1.0)
 
 
-def test_no_epochs_are_no_steps(local_of: LocalOf) -> None:
-    local = local_of([2.0], lr=0.1, epochs=3)
-    assert train(local, mean_of(local), epochs=0) == Trained(loss=0.0, steps=0)
-    assert weights(local) == (1.0, 1.0)
-
-
 def test_prototypes_go_by_name_and_come_back() -> None:
     means = {10: torch.tensor([1.0, 2.0], dtype=torch.float64), 2: torch.tensor([3.0, 4.0], dtype=torch.float64)}
     rows = named(means)
     assert {name: row.tolist() for name, row in rows.items()} == {"10": [1.0, 2.0], "2": [3.0, 4.0]}
+    for row in rows.values():
+        row.flags.writeable = False  # as views of a received blob are; torch would warn
     matrix, known = stacked(rows, 11, like=torch.zeros(5, 2, dtype=torch.float64))
     assert (matrix.shape, matrix.dtype, known.dtype) == ((11, 2), torch.float64, torch.bool)
     assert known.nonzero().flatten().tolist() == [2, 10]
     assert matrix[[2, 10]].tolist() == [[3.0, 4.0], [1.0, 2.0]]
     assert matrix[~known].abs().sum() == 0
-
-
-def test_rows_are_copied_whatever_they_were() -> None:
-    row = np.array([1.0, 2.0])
-    row.flags.writeable = False  # as views of a received blob are; torch would warn
-    matrix, _ = stacked({"0": row}, 1, like=torch.zeros(2))
     matrix += 1
-    assert row.tolist() == [1.0, 2.0]
-    assert matrix.dtype == torch.float32
-
-
-def test_no_prototypes_are_a_matrix_of_zeros() -> None:
+    assert rows["2"].tolist() == [3.0, 4.0]  # it is a copy
     matrix, known = stacked({}, 3, like=torch.zeros(7, 2))
     assert torch.equal(matrix, torch.zeros(3, 2))
     assert known.tolist() == [False] * 3
@@ -437,7 +373,6 @@ def test_no_prototypes_are_a_matrix_of_zeros() -> None:
         {"-1": np.ones(2)},
         {"mean": np.ones(2)},
         {"²": np.ones(2)},
-        {"": np.ones(2)},
         {"0": np.ones(3)},
         {"0": np.ones((1, 2))},
         {"0": np.array(1.0)},
@@ -469,9 +404,8 @@ CLASSES, WIDE = 4, 3
 def site(labels: list[int], head: nn.Module) -> FitContext:
     draw = torch.Generator().manual_seed(0)
     images = torch.rand(len(labels), 1, 2, 2, generator=draw)
-    data = SiteData(
-        (examples := Examples(images, torch.tensor(labels))), examples, Input(shape=(1, 2, 2)), classes=CLASSES
-    )
+    examples = Examples(images, torch.tensor(labels))
+    data = SiteData(examples, examples, Input(shape=(1, 2, 2)), classes=CLASSES)
     torch.manual_seed(0)
     body = nn.Sequential(nn.Flatten(), nn.Linear(4, WIDE), nn.BatchNorm1d(WIDE), nn.Dropout(0.5))
     model = SplitModel(body, head).train()
@@ -485,10 +419,9 @@ def test_they_are_those_of_autograd_in_evaluation_mode(bias: bool) -> None:
     random = local.rng.get_state(), torch.get_rng_state()
     made = class_gradients(local)
     assert made.keys() == {0, 2, 3}  # class 1 is not there
+    train = local.data.train
     for c, gradient in made.items():
-        ((images, labels),) = local.data.ordered(
-            local.data.train.take((local.data.train.labels == c).nonzero()[:, 0]), 9**9
-        )
+        ((images, labels),) = local.data.ordered(train.take((train.labels == c).nonzero()[:, 0]), 9**9)
         expected = torch.autograd.grad(cross_entropy(local.model(images), labels), list(local.model.head.parameters()))
         torch.testing.assert_close(gradient, torch.column_stack(list(expected)), atol=1e-6, rtol=1e-5)
     for name, buffer in local.model.named_buffers():
@@ -498,40 +431,20 @@ def test_they_are_those_of_autograd_in_evaluation_mode(bias: bool) -> None:
     )
 
 
-def test_a_task_that_nobody_waits_for_ends_between_batches() -> None:
-    class StopError(Exception):
-        pass
-
-    def stop() -> None:
-        raise StopError
-
+def test_class_gradients_end_between_batches_and_are_summed_in_float32() -> None:
     local = site([0], nn.Linear(WIDE, CLASSES))
-    local.check = stop
+    local.check = stop_at(1)
     with pytest.raises(StopError):
         class_gradients(local)
-
-
-def test_a_site_without_examples_has_none() -> None:
-    local = site([0], nn.Linear(WIDE, CLASSES))
-    local.data = SiteData.for_scoring(local.data.test, local.data.input, CLASSES)
-    assert class_gradients(local) == {}
-
-
-def test_bfloat16_is_summed_in_float32() -> None:
     local = site([0] * 3, nn.Linear(WIDE, CLASSES))
     local.model.to(torch.bfloat16)
-    local.data = SiteData(local.data.train, local.data.test, Input(shape=(1, 2, 2)), classes=CLASSES)
-    body = local.model.body
-    local.model.body = nn.Sequential(_Cast(), body)
+    local.model.body = nn.Sequential(_Cast(), local.model.body)
     assert class_gradients(local)[0].dtype == torch.float32
+    with pytest.raises(ConfigError, match="CosineHead"):
+        class_gradients(site([0], CosineHead(torch.eye(CLASSES, WIDE), 1.0, fixed=True)))
 
 
 class _Cast(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """[B, ...] -> [B, ...]."""
         return images.to(torch.bfloat16)
-
-
-def test_a_head_that_is_not_linear_is_refused() -> None:
-    with pytest.raises(ConfigError, match="CosineHead"):
-        class_gradients(site([0], CosineHead(torch.eye(CLASSES, WIDE), 1.0, fixed=True)))

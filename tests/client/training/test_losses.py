@@ -83,14 +83,10 @@ def test_the_regularizer_is_the_released_codes(case: int) -> None:
     close(gradient(omega, weight), WDR[f"grad{case}"])
 
 
-def test_shares_by_hand() -> None:
-    """Norms 5, 0 and 15: shares 1/4, 0 and 3/4; the gap to (1/4, 3/4, 0) is |(0, -3/4, 3/4)|, not squared."""
+def test_shares_by_hand_and_no_gradient_where_there_is_no_gap() -> None:
     weight = tensor([[3.0, 4.0], [0.0, 0.0], [-9.0, 12.0]])
     close(class_shares(weight), [0.25, 0.0, 0.75], 1e-15)
     close(distribution_gap(weight, tensor([0.25, 0.75, 0.0])), 0.75 * math.sqrt(2), 1e-15)
-
-
-def test_where_there_is_no_gap_the_gradient_is_zero() -> None:
     weight = tensor(2 * np.eye(4), grad=True)
     omega = distribution_gap(weight, tensor([0.25] * 4))
     assert omega.item() == 0.0
@@ -113,24 +109,22 @@ def test_rows_of_zeros_give_finite_gradients(zero: slice) -> None:
 
 def test_the_contrast_is_the_released_codes() -> None:
     z, centers, y = tensor(GPC["z_unit"], grad=True), tensor(GPC["centers_raw"]), tensor(GPC["y"])
-    loss = prototypical_contrast(z, y, centers, torch.ones(4, dtype=torch.bool))
+    known = torch.ones(4, dtype=torch.bool)
+    loss = prototypical_contrast(z, y, centers, known)
     close(loss, GPC["loss"])
     close(gradient(loss, z), GPC["dL_dz_unit"])
+    lengths = tensor([[1e-3], [1.0], [5.0], [1e4]])  # only directions of prototypes matter
+    close(prototypical_contrast(z, y, centers * lengths, known), GPC["loss"], 1e-12)
 
 
-def test_the_contrast_by_hand() -> None:
-    """Cosines of (.6, .8) to the axes: .6 and .8; of class 1: -log(e^.8 / (e^.6 + e^.8))."""
-    loss = prototypical_contrast(
-        tensor([[0.6, 0.8]]), torch.tensor([1]), tensor(np.eye(2) * 7), torch.tensor([True] * 2)
-    )
+def test_the_contrast_by_hand_and_of_a_batch_without_known_classes() -> None:
+    z, known = tensor([[0.6, 0.8]]), torch.tensor([True] * 2)
+    loss = prototypical_contrast(z, torch.tensor([1]), tensor(np.eye(2) * 7), known)
     close(loss, math.log(1 + math.exp(-0.2)), 1e-15)
-
-
-def test_only_directions_of_prototypes_matter() -> None:
-    z, y, known = tensor(GPC["z_unit"]), tensor(GPC["y"]), torch.ones(4, dtype=torch.bool)
-    lengths = tensor([[1e-3], [1.0], [5.0], [1e4]])
-    stretched = prototypical_contrast(z, y, tensor(GPC["centers_raw"]) * lengths, known)
-    close(stretched, GPC["loss"], 1e-12)
+    z = tensor([[0.6, 0.8], [0.0, 1.0]], grad=True)
+    loss = prototypical_contrast(z, torch.tensor([0, 0]), tensor(np.eye(2)), torch.tensor([False, True]))
+    assert loss.item() == 0.0
+    assert torch.equal(gradient(loss, z), torch.zeros(2, 2).double())
 
 
 def test_a_class_without_a_prototype_neither_attracts_nor_counts() -> None:
@@ -148,13 +142,6 @@ def test_a_class_without_a_prototype_neither_attracts_nor_counts() -> None:
     assert (grad[counted].norm(dim=1) > 0).all()
     garbage = centers.index_fill(0, torch.tensor([2]), 1e6)
     assert torch.equal(prototypical_contrast(z, y, garbage, known), loss)  # what its row holds has no say
-
-
-def test_a_batch_without_known_classes_is_zero_with_a_zero_gradient() -> None:
-    z = tensor([[0.6, 0.8], [0.0, 1.0]], grad=True)
-    loss = prototypical_contrast(z, torch.tensor([0, 0]), tensor(np.eye(2)), torch.tensor([False, True]))
-    assert loss.item() == 0.0
-    assert torch.equal(gradient(loss, z), torch.zeros(2, 2).double())
 
 
 # FedPRP's intra-class loss
@@ -188,9 +175,7 @@ def dro() -> Dro:
 @pytest.mark.parametrize("order", ["sorted", "unsorted"])
 @pytest.mark.parametrize("tau", [1.0, 0.07])
 @pytest.mark.parametrize("eps", MARGINS)
-def test_the_inter_class_loss_as_it_is_meant(
-    order: str, tau: float, eps: str, distance: Distance, name: str, dro: Dro
-) -> None:
+def test_the_inter_class_loss_meant(order: str, tau: float, eps: str, distance: Distance, name: str, dro: Dro) -> None:
     close(dro(order, tau, eps, distance)[0], DRO[f"numpy_intended_{name}_{order}_tau{tau}_{eps}_loss"])
 
 
@@ -200,7 +185,7 @@ ALIGNED = [case for case in itertools.product(("sorted", "unsorted"), MARGINS) i
 @pytest.mark.parametrize(("order", "eps"), ALIGNED)  # the others mix up the margins
 @pytest.mark.parametrize("tau", [1.0, 0.07])
 @pytest.mark.parametrize(("distance", "release"), [("euclidean", "drolt"), ("negated-cosine", "fedprp_release")])
-def test_loss_and_gradient_of_the_released_codes(
+def test_loss_and_gradient_of_releases(
     order: str, eps: str, tau: float, distance: Distance, release: str, dro: Dro
 ) -> None:
     loss, features, _ = dro(order, tau, eps, distance)
@@ -228,9 +213,7 @@ def test_the_order_of_a_batch_has_no_say(distance: Distance) -> None:
 
 @pytest.mark.parametrize(("distance", "falls"), [("euclidean", True), ("cosine", True), ("negated-cosine", False)])
 @pytest.mark.parametrize("tau", [1.0, 0.07])
-def test_nearer_to_the_own_centroid_is_better_except_in_the_released_code(
-    distance: Distance, falls: bool, tau: float
-) -> None:
+def test_nearer_to_the_own_centroid_is_better_but_in_the_release(distance: Distance, falls: bool, tau: float) -> None:
     features, labels, centroids = (tensor(DRO[name]) for name in ("batch_features", "y_sorted", "centroids"))
     losses = [
         inter_class(torch.lerp(features, centroids[labels], share), labels, centroids, MARGINS["eps1"], tau, distance)
@@ -308,22 +291,19 @@ def local() -> FitContext:
     return FitContext("ann", 1, 1, split, data, 2, Plan(), torch.Generator(), client_state={})
 
 
-def test_losses_are_means_over_the_examples_in_evaluation_mode(local: FitContext) -> None:
+def test_losses_are_means_in_evaluation_mode_in_any_batches(local: FitContext, monkeypatch: pytest.MonkeyPatch) -> None:
     right, wrong = math.log1p(math.exp(-2)), math.log1p(math.exp(2))
     found = losses_of(local, [model(1.0, -1.0), model(0.0, 0.0, mean=5.0), model(-1.0, 1.0)], SOME)
     assert found == pytest.approx([(2 * right + wrong) / 3, math.log(2), (2 * wrong + right) / 3])
     assert dump(local.model.body)["1.num_batches_tracked"] == 3  # no training mode: nothing was counted
-
-
-def test_batches_change_nothing(local: FitContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once = losses_of(local, [model(1.0, -1.0)], SOME)
     monkeypatch.setattr("protofed.client.training.losses.BATCH", 2)
-    assert losses_of(local, [model(1.0, -1.0)], SOME) == pytest.approx(at_once)
+    assert losses_of(local, [model(1.0, -1.0)], SOME) == pytest.approx(found[:1])
 
 
-def test_a_model_that_gives_no_numbers_is_the_worst(local: FitContext) -> None:
+def test_a_model_that_gives_no_numbers_is_the_worst_and_a_distance_is_over_parameters(local: FitContext) -> None:
     found = losses_of(local, [model(np.nan, 0.0), model(3e38, -3e38), model(0.0, 0.0)], SOME)
     assert found == [WORST, WORST, pytest.approx(math.log(2))]
+    assert distance(local, model(3.0, 0.0), model(0.0, 4.0, mean=100.0)) == pytest.approx(5.0)
 
 
 def test_a_model_of_another_shape_is_refused_and_an_aborted_task_ends(local: FitContext) -> None:
@@ -336,7 +316,3 @@ def test_a_model_of_another_shape_is_refused_and_an_aborted_task_ends(local: Fit
     local.check = aborted
     with pytest.raises(TaskAbortedError):
         losses_of(local, [model(1.0, -1.0)], SOME)
-
-
-def test_a_distance_is_over_parameters(local: FitContext) -> None:
-    assert distance(local, model(3.0, 0.0), model(0.0, 4.0, mean=100.0)) == pytest.approx(5.0)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from tests.support.dp_contexts import with_noise
+from tests.support.training_doubles import LocalOf
 from torch import Tensor
 
 from protofed.client.training.context import FitContext
@@ -17,7 +17,6 @@ from protofed.client.training.noisy_steps import label_shares, noisy_matrix
 from protofed.common.config.recipe import DpCost, DpPlan
 from protofed.common.errors import ConfigError, TaskFailedError
 
-LocalOf = Callable[..., FitContext]
 TINY = 1e-9
 
 
@@ -39,22 +38,19 @@ def of_units(local: FitContext, *units: int) -> FitContext:
 
 
 def pixels(images: Tensor) -> Tensor:
-    """Features [B, 1]."""
     return images.flatten(1)
 
 
 def test_without_noise_worth_the_name_they_are_the_true_means(local_of: LocalOf) -> None:
-    local = local_of([1.0, 2.0, 4.0, 6.0], [0, 0, 1, 1])
-    found = class_means(noisy(local), pixels)
+    found = class_means(noisy(local_of([1.0, 2.0, 4.0, 6.0], [0, 0, 1, 1])), pixels)
     assert found.keys() == {0, 1}  # no class 2
     assert [found[c].tolist() for c in (0, 1)] == [pytest.approx([1.5]), pytest.approx([5.0])]
     assert found[0].dtype == torch.float32
-
-
-def test_weights_count_as_in_a_weighted_mean(local_of: LocalOf) -> None:
-    local = local_of([1.0, 3.0], [0, 0])
-    found = class_means(noisy(local, min_noisy_count=0.1), pixels, lambda features, _: features.squeeze(1) / 4)
-    assert found[0].tolist() == pytest.approx([(1 * 0.25 + 3 * 0.75) / (0.25 + 0.75)])
+    few = noisy(local_of([1.0, 3.0], [0, 0]), min_noisy_count=0.1)
+    weighted = class_means(few, pixels, lambda features, _: features.squeeze(1) / 4)
+    assert weighted[0].tolist() == pytest.approx([(1 * 0.25 + 3 * 0.75) / (0.25 + 0.75)])
+    far = noisy(local_of([50.0], [0]), max_feature_norm=1.0, min_noisy_count=0.0)
+    assert class_means(far, pixels)[0].tolist() == pytest.approx([50.0], rel=1e-5)  # sum and count alike
 
 
 def test_a_patient_counts_once_however_many_images_it_has(local_of: LocalOf) -> None:
@@ -79,35 +75,26 @@ def test_one_patient_more_moves_the_matrix_by_1_at_most(local_of: LocalOf) -> No
     assert (matrices[1] - matrices[0]).norm().item() == pytest.approx(1.0)  # far above it, before it is clipped
 
 
-def test_features_beyond_the_bound_are_shorter_but_point_where_they_did(local_of: LocalOf) -> None:
-    local = local_of([50.0], [0])
-    found = class_means(noisy(local, max_feature_norm=1.0, min_noisy_count=0.0), pixels)
-    assert found[0].tolist() == pytest.approx([50.0], rel=1e-5)  # sum and count alike
-
-
-def test_noise_is_of_the_multiplier_on_every_number(local_of: LocalOf) -> None:
-    local = local_of([0.0], [0])
-    local = replace(local, classes=2000)
-    drawn = noisy_matrix(noisy(local, 3.0), torch.zeros(1, 10), local.data.train.labels)
-    assert drawn.shape == (2000, 10)
-    assert drawn.std().item() == pytest.approx(3.0, rel=4 / math.sqrt(2 * 20_000))
-
-
-def test_each_release_has_its_own_noise(local_of: LocalOf) -> None:
-    local = noisy(local_of([0.0], [0]), 1.0)
-    one, other = (noisy_matrix(local, torch.zeros(1, 4), local.data.train.labels) for _ in range(2))
+def test_noise_is_of_the_multiplier_on_every_number_and_of_each_release_its_own(local_of: LocalOf) -> None:
+    local = replace(local_of([0.0], [0]), classes=2000)
+    local, labels = noisy(local, 3.0), local.data.train.labels
+    one, other = (noisy_matrix(local, torch.zeros(1, 10), labels) for _ in range(2))
+    assert one.shape == (2000, 10)
+    assert one.std().item() == pytest.approx(3.0, rel=4 / math.sqrt(2 * 20_000))
     assert not (one == other).any()
 
 
-def test_a_class_below_the_noisy_threshold_is_absent_and_no_true_count_says_more(local_of: LocalOf) -> None:
+def test_features_that_are_no_numbers_count_as_nothing(local_of: LocalOf) -> None:
+    local = local_of([1.0, float("nan"), 3.0], [0, 0, 0])
+    assert class_means(noisy(local, min_noisy_count=0.1), pixels)[0].isfinite().all()
+
+
+def test_shares_are_those_of_noisy_counts_and_a_class_below_the_threshold_is_absent(local_of: LocalOf) -> None:
     local = noisy(local_of([1.0] * 5 + [2.0] * 2, [0] * 5 + [1] * 2), min_noisy_count=3.0)
     means = class_means(local, pixels)
     assert means.keys() == {0}
     ghosts = {0: torch.ones(1), 2: torch.ones(1)}  # of class 2 there is no example
     assert frequent(local, ghosts, 4).keys() == {0, 2}
-
-
-def test_shares_are_those_of_noisy_counts(local_of: LocalOf) -> None:
     local = local_of([0.0] * 8, [0] * 6 + [1] * 2)
     assert label_shares(local).tolist() == [0.75, 0.25, 0.0]
     assert label_shares(noisy(local)).tolist() == pytest.approx([0.75, 0.25, 0.0])
@@ -127,8 +114,3 @@ def test_what_has_no_noise_is_not_released(local_of: LocalOf) -> None:
         means_by_class(noisy(local), lambda x, _: (pixels(x), torch.ones(len(x))), 8)
     with pytest.raises(TaskFailedError):
         class_means(noisy(local, cost=DpCost(epochs=(1,))), pixels)
-
-
-def test_features_that_are_no_numbers_count_as_nothing(local_of: LocalOf) -> None:
-    local = local_of([1.0, float("nan"), 3.0], [0, 0, 0])
-    assert class_means(noisy(local, min_noisy_count=0.1), pixels)[0].isfinite().all()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.dp_contexts import with_noise
+from tests.support.training_doubles import Deadly, KilledError, LocalOf
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
@@ -47,19 +47,14 @@ def images_of(model: str, count: int = 5) -> tuple[Input, Tensor, Tensor]:
 
 
 def one_by_one(loss: Loss, trained: Sequence[Tensor], images: Tensor, labels: Tensor) -> list[Tensor]:
-    """Gradients [B, ...] by a loop."""
     rows = [torch.autograd.grad(loss(images[i : i + 1], labels[i : i + 1]), list(trained)) for i in range(len(labels))]
     return [torch.stack(some) for some in zip(*rows, strict=True)]
 
 
 def assert_close(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     for some, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(
-            some,
-            other,
-            rtol=1e-4 if some.dtype == torch.float32 else 1e-9,
-            atol=1e-6 if some.dtype == torch.float32 else 1e-12,
-        )
+        rtol, atol = (1e-4, 1e-6) if some.dtype == torch.float32 else (1e-9, 1e-12)
+        torch.testing.assert_close(some, other, rtol=rtol, atol=atol)
 
 
 # Gradients by example
@@ -108,9 +103,7 @@ def loss_of(method: str, options: Mapping[str, Any]) -> tuple[FitContext, Loss, 
 
 
 @pytest.mark.parametrize(("method", "options"), [("fednh", {}), ("fedproc", {}), ("fedprp", {"inter": 0.0})])
-def test_a_methods_loss_of_a_batch_is_the_mean_of_those_of_its_examples(
-    method: str, options: Mapping[str, Any]
-) -> None:
+def test_a_methods_loss_of_a_batch_is_the_mean_of_its_examples(method: str, options: Mapping[str, Any]) -> None:
     local, loss, trained = loss_of(method, options)
     images, labels = local.data.train.normalised(local.data.input), local.data.train.labels
     gradients, losses = PerExample(local.model, trained, loss)(images, labels)
@@ -128,24 +121,17 @@ def test_fedprps_softmax_over_the_batch_is_no_such_mean() -> None:
     assert loss(images, labels).item() > losses.mean().item() + 0.1
 
 
-def test_each_example_has_its_own_dropout() -> None:
+def test_each_example_has_its_own_dropout_and_its_gradients_are_of_the_models_tensors() -> None:
     model = SplitModel(nn.Sequential(nn.Flatten(), nn.Dropout(0.5)), nn.Linear(64, CLASSES)).train()
     images = torch.ones(20, 1, 8, 8)
     call = PerExample(model, [model.head.get_parameter("weight")], lambda x, y: cross_entropy(model(x), y))
     (gradients,), _ = call(images, torch.zeros(20, dtype=torch.int64))
     assert len({tuple(gradient.flatten().tolist()) for gradient in gradients}) == 20
-
-
-def test_a_loss_that_holds_a_parameter_itself_is_refused() -> None:
     model = SplitModel(nn.Flatten(), nn.Linear(64, CLASSES))
     weight = model.head.get_parameter("weight")
     call = PerExample(model, [weight], lambda x, y: cross_entropy(model(x), y) + weight.square().sum())
     with pytest.raises(ConfigError, match="modules only"):
         call(torch.ones(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64))
-
-
-def test_a_tensor_outside_of_the_model_is_refused() -> None:
-    model = SplitModel(nn.Flatten(), nn.Linear(64, CLASSES))
     with pytest.raises(ConfigError, match="parameters of the model"):
         PerExample(model, [torch.ones(3, requires_grad=True)], lambda x, y: cross_entropy(model(x), y))
 
@@ -206,18 +192,13 @@ def test_micro_batches_do_not_divide_a_patient(size: int) -> None:
     torch.testing.assert_close(clipped.total[0], expected)
 
 
-def test_a_gradient_that_is_no_number_counts_as_nothing() -> None:
-    rows = torch.tensor([[float("nan"), 1.0], [0.3, 0.4], [float("inf"), 0.0], [1e30, 1e30], [0.0, 0.0]])
+def test_a_gradient_that_is_no_number_counts_as_nothing_and_leaves_other_patients_theirs() -> None:
+    nan, inf = float("nan"), float("inf")
+    rows = torch.tensor([[nan, 1.0], [0.3, 0.4], [inf, 0.0], [1e30, 1e30], [0.0, 0.0]])
     clipped = ClippedSum([torch.zeros(2)], most=1.0)
     clipped.add([rows], None, ends=True)
     assert clipped.total[0].tolist() == pytest.approx([0.3, 0.4])
-
-
-def test_a_gradient_that_is_no_number_leaves_other_patients_theirs() -> None:
-    rows, units = (
-        torch.tensor([[0.3, 0.4], [float("nan"), 1.0], [float("inf"), 0.0], [0.1, 0.0]]),
-        torch.tensor([1, 2, 2, 3]),
-    )
+    rows, units = torch.tensor([[0.3, 0.4], [nan, 1.0], [inf, 0.0], [0.1, 0.0]]), torch.tensor([1, 2, 2, 3])
     clipped = ClippedSum([torch.zeros(2)], most=1.0)
     clipped.add([rows], units, ends=True)
     assert clipped.total[0].tolist() == pytest.approx([0.3 + 0.1, 0.4 + 1.0])
@@ -225,12 +206,10 @@ def test_a_gradient_that_is_no_number_leaves_other_patients_theirs() -> None:
 
 # Steps, by the fixture's site: features body * x, mean output body * head * x, in double precision
 
-LocalOf = Callable[..., FitContext]
 TINY = 1e-9
 
 
 def mean_of(local: FitContext) -> Loss:
-    """The model's mean output."""
     return lambda x, _: cast("Tensor", local.model(x)).mean()
 
 
@@ -244,18 +223,17 @@ def trained_once(local: FitContext, dp: DpPlan, **arguments: Any) -> FitContext:
     return local
 
 
-def test_one_step_by_hand(local_of: LocalOf) -> None:
-    local = local_of([1.0, 2.0, 0.25], lr=0.1, batch_size=10)
-    local = trained_once(local, DpPlan(noise_multiplier=TINY, max_unit_norm=0.5, sampling_rate=1.0))
-    assert body_of(local) == pytest.approx(1 - 0.1 * (0.5 + 0.5 + 0.25) / 10, abs=1e-6)  # not over 3: the recipe's
-
-
-def test_patients_are_what_is_clipped(local_of: LocalOf) -> None:
-    local = local_of([0.25, 2.0, 0.25], lr=0.1, batch_size=10)
-    train_set = replace(local.data.train, units=torch.tensor([4, 1, 4]))
-    local = replace(local, data=replace(local.data, train=train_set))
-    local = trained_once(local, DpPlan(noise_multiplier=TINY, max_unit_norm=0.4, sampling_rate=1.0))
-    assert body_of(local) == pytest.approx(1 - 0.1 * (0.4 + 0.4) / 10, abs=1e-6)
+@pytest.mark.parametrize(
+    ("units", "most", "moved"),
+    [(None, 0.5, 0.5 + 0.5 + 0.25), ([4, 1, 4], 0.4, 0.4 + 0.4)],  # over the recipe's batch size, not over 3
+    ids=["one step", "patients are what is clipped"],
+)
+def test_one_step_by_hand(units: list[int] | None, most: float, moved: float, local_of: LocalOf) -> None:
+    local = local_of([0.25, 2.0, 0.25] if units else [1.0, 2.0, 0.25], lr=0.1, batch_size=10)
+    if units is not None:
+        local = replace(local, data=replace(local.data, train=replace(local.data.train, units=torch.tensor(units))))
+    local = trained_once(local, DpPlan(noise_multiplier=TINY, max_unit_norm=most, sampling_rate=1.0))
+    assert body_of(local) == pytest.approx(1 - 0.1 * moved / 10, abs=1e-6)
 
 
 def test_sampled_patients_come_whole(local_of: LocalOf) -> None:
@@ -295,23 +273,20 @@ def noise_of(count: int, dp: DpPlan, local_of: LocalOf, batch_size: int, seed: b
 
 def test_the_noise_is_of_public_numbers_alone(local_of: LocalOf) -> None:
     dp = DpPlan(noise_multiplier=2.0, max_unit_norm=3.0, sampling_rate=1.0)
-    drawn = [noise_of(1, dp, local_of, 10, seed=str(n).encode()) for n in range(2000)]
-    assert np.std(drawn) == pytest.approx(2.0 * 3.0 / 10, rel=4 / np.sqrt(2 * 2000))
-    assert abs(np.mean(drawn)) < 4 * 0.6 / np.sqrt(2000)
+    drawn = [noise_of(1, dp, local_of, 10, seed=str(n).encode()) for n in range(400)]
+    assert np.std(drawn) == pytest.approx(2.0 * 3.0 / 10, rel=4 / np.sqrt(2 * 400))
+    assert abs(np.mean(drawn)) < 4 * 0.6 / np.sqrt(400)
     for count in (2, 50, 300):  # images without a gradient: the noise alone moves the model
         assert noise_of(count, dp, local_of, 10) == noise_of(1, dp, local_of, 10)
 
 
-def test_a_step_without_units_is_noise_alone(local_of: LocalOf) -> None:
+def test_steps_are_of_the_recipe_and_without_units_noise_alone(local_of: LocalOf) -> None:
     dp = DpPlan(noise_multiplier=1.0, sampling_rate=1e-5)
     local = with_noise(local_of([5.0, 7.0], lr=0.001, batch_size=4), dp)
     with patch.object(DpPlan, "steps", lambda _, epochs: 3 * epochs):  # 100,000 of them say no more
         trained = train(local, mean_of(local), list(local.model.body.parameters()))
     assert (trained.steps, trained.loss) == (3, 0.0)
     assert body_of(local) not in (1.0, pytest.approx(1.0, abs=1e-7))
-
-
-def test_steps_are_of_the_recipe_and_not_of_the_images(local_of: LocalOf) -> None:
     for count in (1, 9):
         local = with_noise(local_of([0.0] * count, lr=0.1), DpPlan(noise_multiplier=1.0, sampling_rate=0.3))
         body = list(local.model.body.parameters())
@@ -329,26 +304,19 @@ def test_one_patient_more_moves_the_sum_by_the_clipped_norm_at_most(local_of: Lo
     assert moved[0] - moved[1] == pytest.approx(0.7, abs=1e-6)
 
 
-def test_a_regularizer_is_neither_clipped_nor_counted_by_example(local_of: LocalOf) -> None:
-    for dp in (None, DpPlan(noise_multiplier=TINY, max_unit_norm=1e6, sampling_rate=1.0)):
-        local = local_of([1.0, 2.0, 3.0], lr=0.1, batch_size=3)
-        local = local if dp is None else with_noise(local, dp)
-        weight = local.model.get_parameter("body.weight")
-        train(local, mean_of(local), [weight], regularizer=partial(_pull, weight))
-        assert body_of(local) == pytest.approx(1 - 0.1 * (2 + 10), abs=2e-3 if dp else 1e-12)
-
-
-def _pull(weight: Tensor) -> Tensor:
-    return 5 * weight.square()
-
-
-def test_groups_are_clipped_together_and_move_by_their_own_rates(local_of: LocalOf) -> None:
+def test_groups_are_clipped_together_and_a_regularizer_by_nobody(local_of: LocalOf) -> None:
     local = local_of([1.0], body=4.0, head=3.0, lr=0.1, batch_size=1)
     local = with_noise(local, DpPlan(noise_multiplier=TINY, max_unit_norm=1.0, sampling_rate=1.0))
     body, head = local.model.body.parameters(), local.model.head.parameters()
     train(local, mean_of(local), [ParameterGroup(body), ParameterGroup(head, lr=1.0)])
     found = [local.model.get_parameter(f"{part}.weight").item() for part in ("body", "head")]
     assert found == pytest.approx([4 - 0.1 * 0.6, 3 - 1.0 * 0.8], abs=1e-5)  # gradients 3 and 4
+    for dp in (None, DpPlan(noise_multiplier=TINY, max_unit_norm=1e6, sampling_rate=1.0)):
+        local = local_of([1.0, 2.0, 3.0], lr=0.1, batch_size=3)
+        local = local if dp is None else with_noise(local, dp)
+        weight = local.model.get_parameter("body.weight")
+        train(local, mean_of(local), [weight], regularizer=lambda weight=weight: 5 * weight.square())  # type: ignore[misc]
+        assert body_of(local) == pytest.approx(1 - 0.1 * (2 + 10), abs=2e-3 if dp else 1e-12)
 
 
 def test_an_infinite_loss_ends_no_fit_and_a_model_that_is_none_does(local_of: LocalOf) -> None:
@@ -364,30 +332,24 @@ def test_an_infinite_loss_ends_no_fit_and_a_model_that_is_none_does(local_of: Lo
     assert caught.value.reason is FailureReason.NUMERIC
 
 
-def test_without_noise_to_draw_nothing_is_trained(local_of: LocalOf) -> None:
-    local = local_of([1.0])
-    local.plan = local.plan.model_copy(update={"dp": DpPlan(noise_multiplier=1.0, sampling_rate=1.0)})
+def test_without_noise_to_draw_and_with_steps_of_a_methods_own_nothing_is_trained(local_of: LocalOf) -> None:
+    local, dp = local_of([1.0]), DpPlan(noise_multiplier=1.0, sampling_rate=1.0)
+    local.plan = local.plan.model_copy(update={"dp": dp})
     with pytest.raises(ConfigError):
         train(local, mean_of(local))
     assert body_of(local) == 1.0
-
-
-def test_steps_of_a_methods_own_are_refused(local_of: LocalOf) -> None:
-    local = with_noise(local_of([1.0]), DpPlan(noise_multiplier=1.0, sampling_rate=1.0))
+    local = with_noise(local_of([1.0]), dp)
     with pytest.raises(ConfigError, match="after"):
         train(local, mean_of(local), after=lambda _: None)
 
 
-def test_a_call_beyond_what_is_declared_changes_nothing(local_of: LocalOf) -> None:
+def test_a_call_beyond_what_is_declared_changes_nothing_and_no_count_leaves(local_of: LocalOf) -> None:
     local = with_noise(local_of([1.0]), DpPlan(noise_multiplier=1.0, sampling_rate=0.5), DpCost(epochs=(1,)))
     train(local, mean_of(local))
     before = body_of(local)
     with pytest.raises(TaskFailedError):
         train(local, mean_of(local))
     assert body_of(local) == before
-
-
-def test_no_count_leaves_beside_the_noise(local_of: LocalOf) -> None:
     local = local_of([1.0, 2.0])
     assert local.update({}).weight == 2.0
     assert with_noise(local, DpPlan(noise_multiplier=1.0, sampling_rate=0.5)).update({}).weight is None
@@ -415,23 +377,6 @@ def test_micro_batches_shrink_until_they_fit(local_of: LocalOf) -> None:
 
 
 # A fit that dies
-
-
-class KilledError(BaseException):
-    """Like a process's end."""
-
-
-@dataclass
-class Deadly:
-    """The check of this number kills."""
-
-    at: int
-    made: int = field(default=0)
-
-    def __call__(self) -> None:
-        if self.made == self.at:
-            raise KilledError
-        self.made += 1
 
 
 TASK = Task(TaskKind.FIT, "run", 2, "n1", None, 0, 60.0)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from tests.support.branched import Branched
+from tests.support.training_doubles import LocalOf, Short
 from torch import Tensor, nn
 
 from protofed.client.models.split import dump
@@ -17,8 +17,6 @@ from protofed.client.training.loop import Loss, Step, Trained, train
 from protofed.client.training.progress import ParameterGroup
 from protofed.common.errors import FailureReason, TaskFailedError
 from protofed.common.payload import Part
-
-LocalOf = Callable[..., FitContext]
 
 
 def product(body: Tensor, head: Tensor) -> Loss:
@@ -31,7 +29,6 @@ def free(*values: float) -> list[Tensor]:
 
 
 def of_model(local: FitContext) -> tuple[nn.Parameter, nn.Parameter]:
-    """Body and head."""
     return local.model.get_parameter("body.weight"), local.model.get_parameter("head.weight")
 
 
@@ -53,7 +50,7 @@ def numbers(*tensors: Tensor) -> list[float]:
         ({"max_grad_norm": math.inf, "weight_decay": 0.0}, [0.8]),
     ],
 )
-def test_a_group_has_its_own_settings_and_the_plans_where_it_says_nothing(
+def test_a_group_has_its_own_settings_or_the_plans(
     settings: dict[str, Any], expected: list[float], local_of: LocalOf
 ) -> None:
     local = local_of([2.0], lr=0.1, weight_decay=0.5, max_grad_norm=1e6)
@@ -62,7 +59,7 @@ def test_a_group_has_its_own_settings_and_the_plans_where_it_says_nothing(
     assert numbers(one) == pytest.approx(expected, abs=1e-7)
 
 
-def test_a_group_has_its_own_momentum(local_of: LocalOf) -> None:
+def test_a_group_has_its_own_momentum_and_is_clipped_by_itself(local_of: LocalOf) -> None:
     local = local_of([1.0, 1.0], batch_size=1, lr=0.1, momentum=0.9)
     with_plans, without = free(1.0, 1.0)
 
@@ -71,16 +68,13 @@ def test_a_group_has_its_own_momentum(local_of: LocalOf) -> None:
 
     train(local, loss, [with_plans, ParameterGroup([without], momentum=0.0)])
     assert numbers(with_plans, without) == pytest.approx([1 - 0.1 - 0.19, 0.8], abs=1e-7)
-
-
-def test_tensors_outside_of_groups_are_clipped_together_and_each_group_by_itself(local_of: LocalOf) -> None:
     local = local_of([1.0], lr=0.1, max_grad_norm=1.0)
     first, second, apart = free(0.0, 0.0, 0.0)
 
-    def loss(x: Tensor, _: Tensor) -> Tensor:
+    def clipped(x: Tensor, _: Tensor) -> Tensor:
         return (3 * first + 4 * second + 12 * apart) * x.mean()
 
-    train(local, loss, [first, ParameterGroup([apart]), second])
+    train(local, clipped, [first, ParameterGroup([apart]), second])
     assert numbers(first, second, apart) == pytest.approx([-0.06, -0.08, -0.1], abs=1e-6)  # norms 5 and 12
 
 
@@ -105,11 +99,7 @@ def test_a_tensor_is_trained_once(twice: str, local_of: LocalOf) -> None:
     groups: list[Any] = [body, body] if twice == "in one" else [body, ParameterGroup([body])]
     with pytest.raises(ValueError, match="expected each once"):
         train(local, product(*of_model(local)), groups)
-
-
-def test_what_needs_no_gradient_stays(local_of: LocalOf) -> None:
-    local = local_of([1.0], lr=0.1, weight_decay=0.5)
-    kept = torch.ones(())
+    kept = torch.ones(())  # what needs no gradient stays
     train(local, product(*of_model(local)), [*local.model.parameters(), ParameterGroup([kept])])
     assert kept.item() == 1.0
 
@@ -166,26 +156,11 @@ def test_a_further_step_has_the_loss_that_it_moves_by_and_does_not_count(local_o
     assert made == train(alone, product(*of_model(alone))) == Trained(made.loss, steps=2)
 
 
-class Short:
-    """A loss with memory for `room` examples at a time."""
-
-    def __init__(self, loss: Loss, room: int) -> None:
-        self.loss, self.room, self.sizes = loss, room, list[int]()
-
-    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        self.sizes.append(len(x))
-        if len(x) > self.room:
-            raise torch.OutOfMemoryError("simulated")
-        return self.loss(x, y)
-
-
 @pytest.mark.parametrize(
     ("room", "first", "further"),
     [(7, [7, 7], [7, 7]), (4, [7, 4, 3], [7, 4, 3, 4, 3]), (2, [7, 2, 2, 2, 1], [7, 4] + 2 * [2, 2, 2, 1])],
 )
-def test_a_further_step_is_made_of_parts_where_memory_is_short(
-    room: int, first: list[int], further: list[int], local_of: LocalOf
-) -> None:
+def test_a_further_step_is_made_of_parts(room: int, first: list[int], further: list[int], local_of: LocalOf) -> None:
     plan = {"batch_size": 7, "epochs": 2, "lr": 0.1, "max_grad_norm": 0.5}
     found, times = [], 0
     for client_state in (7, room):

@@ -80,13 +80,16 @@ class Slow(MemoryAuditLog):
         super().append_all(entries)
 
 
-def three_behind_one(slow: Slow, audit: ClientAudit, pool: ThreadPoolExecutor) -> list[Future[None]]:
+def three_behind_one(
+    slow: Slow, audit: ClientAudit, pool: ThreadPoolExecutor, failing: Sequence[Exception] = ()
+) -> list[Future[None]]:
     """The first of four threads writes, and the others have queued."""
     calls = [pool.submit(send, audit, b"first")]
     assert slow.started.wait(SOON)
     calls += [pool.submit(send, audit, b"%d" % index) for index in range(3)]
     while len(audit._queue) < 3:
         assert not any(call.done() for call in calls)
+    slow.failing = list(failing)
     slow.go.set()
     return calls
 
@@ -103,19 +106,7 @@ def test_lines_that_come_at_the_same_time_share_a_write() -> None:
 def test_a_shared_write_that_fails_fails_for_all_that_shared_it() -> None:
     slow = Slow()
     with ThreadPoolExecutor(4) as pool:
-        audit = ClientAudit(slow)
-        calls = [pool.submit(send, audit, b"first")]
-        assert slow.started.wait(SOON)
-        calls += [pool.submit(send, audit, b"%d" % index) for index in range(3)]
-        while len(audit._queue) < 3:
-            pass
-        slow.failing = [
-            OutOfSpaceError("full"),
-            OutOfSpaceError("full"),
-            OutOfSpaceError("full"),
-            OutOfSpaceError("full"),
-        ]
-        slow.go.set()
+        calls = three_behind_one(slow, ClientAudit(slow), pool, [OutOfSpaceError("full") for _ in range(4)])
         assert [type(call.exception(SOON)) for call in calls] == [OutOfSpaceError] * 4
     assert slow.lines == []
 

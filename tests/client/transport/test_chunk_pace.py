@@ -26,13 +26,11 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def deadline(pace: ChunkPace) -> float:
-    """Of the next chunk, in seconds."""
     with pace.turn() as turn:
         return turn.deadline_s
 
 
 def room(pace: ChunkPace, pool: ThreadPoolExecutor) -> int:
-    """How many chunks may be under way at once."""
     started, end = threading.Semaphore(0), threading.Event()
 
     def move() -> None:
@@ -55,29 +53,23 @@ def late(pace: ChunkPace) -> None:
         pace.late(turn)
 
 
-def test_several_chunks_move_at_once_when_the_first_was_quick(pace: ChunkPace, pool: ThreadPoolExecutor) -> None:
+def test_several_chunks_move_at_once_until_a_deadline_passes(pace: ChunkPace, pool: ThreadPoolExecutor) -> None:
     assert room(pace, pool) == 1
     pace.arrived(QUICK_S)
     assert room(pace, pool) == IN_FLIGHT
     assert deadline(pace) == CHUNK_S
-
-
-def test_after_a_deadline_one_moves_at_a_time_and_has_twice_as_long(pace: ChunkPace, pool: ThreadPoolExecutor) -> None:
     pace.arrived(0.0)
     late(pace)
     assert room(pace, pool) == 1
     assert deadline(pace) == 2 * CHUNK_S
 
 
-def test_the_deadline_doubles_up_to_a_bound(pace: ChunkPace) -> None:
+def test_the_deadline_doubles_up_to_a_bound_and_once_for_those_that_pass_together(pace: ChunkPace) -> None:
     found = []
     for _ in range(6):
         late(pace)
         found.append(deadline(pace))
     assert found == [2 * CHUNK_S, 4 * CHUNK_S, LONGEST_S, LONGEST_S, LONGEST_S, LONGEST_S]
-
-
-def test_deadlines_that_pass_together_double_it_once(pace: ChunkPace) -> None:
     pace.arrived(0.0)
     with ExitStack() as together:
         for turn in [together.enter_context(pace.turn()) for _ in range(IN_FLIGHT)]:
@@ -85,7 +77,7 @@ def test_deadlines_that_pass_together_double_it_once(pace: ChunkPace) -> None:
     assert deadline(pace) == 2 * CHUNK_S
 
 
-def test_a_chunk_that_arrives_slowly_leaves_the_pace_and_one_that_is_quick_ends_it(
+def test_a_quick_chunk_ends_the_pace_and_a_broken_connection_begins_it(
     pace: ChunkPace, pool: ThreadPoolExecutor
 ) -> None:
     late(pace)
@@ -93,9 +85,6 @@ def test_a_chunk_that_arrives_slowly_leaves_the_pace_and_one_that_is_quick_ends_
     assert (room(pace, pool), deadline(pace)) == (1, 2 * CHUNK_S)
     pace.arrived(QUICK_S)
     assert (room(pace, pool), deadline(pace)) == (IN_FLIGHT, CHUNK_S)
-
-
-def test_a_connection_that_a_ping_may_have_broken_is_a_slow_one(pace: ChunkPace, pool: ThreadPoolExecutor) -> None:
     pace.arrived(0.0)
     pace.broke(PINGED_S - 1)
     assert room(pace, pool) == IN_FLIGHT
@@ -103,9 +92,7 @@ def test_a_connection_that_a_ping_may_have_broken_is_a_slow_one(pace: ChunkPace,
     assert (room(pace, pool), deadline(pace)) == (1, CHUNK_S)
 
 
-def test_whoever_waits_goes_on_when_a_chunk_fails_and_is_told_how_long_it_was(
-    pace: ChunkPace, pool: ThreadPoolExecutor
-) -> None:
+def test_whoever_waits_goes_on_when_a_chunk_fails(pace: ChunkPace, pool: ThreadPoolExecutor) -> None:
     asking, waited = threading.Event(), list[float]()
 
     def ask() -> None:

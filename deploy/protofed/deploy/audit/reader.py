@@ -489,7 +489,7 @@ def _note(event: str, fields: Mapping[str, Any]) -> str:
         case "masked":
             return f"left under masks, {_sum(fields)}: {', '.join(fields.get('scores', ())) or 'no score'}"
         case "aggregated":
-            of = f"the {fields.get('subject')} of {', '.join(fields.get('sites', ()))}"
+            of = f"the {fields.get('sum_of')} of {', '.join(fields.get('sites', ()))}"
             return f"secure aggregation opened, {_sum(fields)}: {of}"
         case "privacy":
             of_all = f"epsilon of all fits {_number(fields.get('epsilon'))} at delta {_number(fields.get('delta'))}"

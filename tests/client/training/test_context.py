@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.support.normed_model import seeded
 from tests.support.round_contexts import round_context
+from tests.support.training_doubles import LocalOf
 
 from protofed.client.agent.computation import Computation, ScoredModel, fit, score
 from protofed.client.data.site_data import Examples, SiteData
@@ -32,7 +33,6 @@ from protofed.testing.small_recipe import small_recipe
 
 SENDERS = [name for name in sorted(client_methods) if Part.BODY in client_methods.build(name, {}).sends]
 BUFFERS = {"2.running_mean", "2.running_var", "2.num_batches_tracked"}
-LocalOf = Callable[..., FitContext]
 
 
 class Lab:
@@ -63,7 +63,6 @@ class Lab:
         return fit(work, base, DaemonStatus(), NoCheckpoints(), train_alone)
 
     def second(self, base: Payload) -> bytes:
-        """All that the second fit leaves."""
         made = self.fit(2, self.state, base)
         return b"".join(codec.encode(some) for some in (made.update.payload, made.client_state, made.personal))
 
@@ -77,7 +76,6 @@ def task(kind: TaskKind, number: int) -> Task:
 
 
 def with_buffers(payload: Payload, change: Callable[[Array], Any]) -> Payload:
-    """The payload with other statistics of all its models."""
     return {
         part: {n: np.asarray(change(a), a.dtype) if is_buffer(n) else a for n, a in tensors.items()}
         for part, tensors in payload.items()
@@ -122,8 +120,19 @@ def test_a_site_sends_its_statistics_all_the_same_and_remembers_them_beside_the_
     assert same_tensors({Part.BODY: sent.client_state[Part.BODY]}, {Part.BODY: sent.update.payload[Part.BODY]})
 
 
-def test_before_its_first_fit_a_site_has_what_was_sent(local_of: LocalOf) -> None:
-    local = local_of([1.0], buffers="local")
+@pytest.fixture
+def local(local_of: LocalOf) -> FitContext:
+    made = local_of([1.0], buffers="local")
+    made.client_state = dict(OWN)
+    return made
+
+
+def test_what_was_sent_is_not_read_before_the_method_asks_and_is_whole_before_the_first_fit(local: FitContext) -> None:
+    made = with_own_buffers(Distant({Part.BODY: {}}), local)
+    assert list(made) == [Part.BODY]
+    with pytest.raises(AssertionError, match="nobody asked"):
+        made[Part.BODY]
+    local.client_state = {}
     received: Payload = {Part.BODY: {"bn.running_mean": np.ones(2)}}
     assert with_own_buffers(received, local) is received
 
@@ -135,22 +144,11 @@ class Distant(dict[Part, Any]):
         raise AssertionError("nobody asked for it")
 
 
-def test_nothing_is_read_of_what_was_sent_before_the_method_asks(local_of: LocalOf) -> None:
-    local = local_of([1.0], buffers="local")
-    local.client_state = dict(OWN)
-    made = with_own_buffers(Distant({Part.BODY: {}}), local)
-    assert list(made) == [Part.BODY]
-    with pytest.raises(AssertionError, match="nobody asked"):
-        made[Part.BODY]
-
-
 OWN: Payload = {Part.PRIVATE: {"buffers.body.bn.running_mean": np.array([1.0, 2.0]), "seen": np.array(7)}}
 
 
 @pytest.mark.parametrize("part", [Part.BODY, Part.CLASS_MODELS, Part.SITE_MODELS])
-def test_own_ones_are_put_in_place_in_each_row_of_several_models(part: Part, local_of: LocalOf) -> None:
-    local = local_of([1.0], buffers="local")
-    local.client_state = dict(OWN)
+def test_own_ones_are_put_in_place_in_each_row_of_several_models(part: Part, local: FitContext) -> None:
     theirs = {"bn.running_mean": np.zeros(2), "bn.running_var": np.ones(2), "bn.weight": np.ones(2)}
     stacked = part is not Part.BODY
     rows = {f"body.{name}": np.stack([array] * 3) for name, array in theirs.items()}
@@ -163,24 +161,14 @@ def test_own_ones_are_put_in_place_in_each_row_of_several_models(part: Part, loc
     assert (received[part][name] == 0).all()  # what was received stays
 
 
-def test_a_heads_own_statistics_are_not_the_bodys_of_the_same_name(local_of: LocalOf) -> None:
-    local = local_of([1.0], buffers="local")
+def test_statistics_are_kept_by_part_shape_and_beyond_a_round_without_them(local: FitContext) -> None:
+    wrong: Payload = {Part.BODY: {"bn.running_mean": np.zeros(3)}}
+    assert with_own_buffers(wrong, local)[Part.BODY]["bn.running_mean"].tolist() == [0, 0, 0]
     update: Payload = {part: {"bn.running_mean": np.full(2, n)} for n, part in enumerate((Part.BODY, Part.HEAD), 1)}
     local.client_state = dict(client_state_with_buffers(local, update, {}))
     received: Payload = {part: {"bn.running_mean": np.zeros(2)} for part in (Part.BODY, Part.HEAD)}
     made = with_own_buffers(received, local)
     assert [made[part]["bn.running_mean"].tolist() for part in (Part.BODY, Part.HEAD)] == [[1.0, 1.0], [2.0, 2.0]]
-
-
-def test_a_tensor_of_another_shape_is_left_for_the_model_to_refuse(local_of: LocalOf) -> None:
-    local = local_of([1.0], buffers="local")
-    local.client_state = dict(OWN)
-    received: Payload = {Part.BODY: {"bn.running_mean": np.zeros(3)}}
-    assert with_own_buffers(received, local)[Part.BODY]["bn.running_mean"].tolist() == [0, 0, 0]
-
-
-def test_a_round_whose_update_has_none_keeps_those_before_it(local_of: LocalOf) -> None:
-    local = local_of([1.0], buffers="local")
     local.client_state = {Part.PRIVATE: {"seen": np.array(8)}}  # a method that wrote its part anew
     kept = client_state_with_buffers(local, {Part.HEAD: {"weight": np.ones(1)}}, OWN)
     assert kept[Part.PRIVATE]["seen"] == 8

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from tests.support.method_facts import METHODS as REGISTERED
 from tests.support.method_facts import brief
 from tests.support.round_contexts import round_context
 from tests.support.scripted_server import RUN, AgentHarness, give_secret, work
+from tests.support.training_doubles import Deadly, KilledError
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -25,7 +26,7 @@ from protofed.client.models.split import SplitModel, dump
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints, seeded
 from protofed.client.training.loop import train
-from protofed.client.training.progress import FOLDER, DiskCheckpoints, on_disk
+from protofed.client.training.progress import FOLDER, DiskCheckpoints, Optimizer, on_disk
 from protofed.common import codec
 from protofed.common.config.recipe import Plan
 from protofed.common.config.tables import Input
@@ -49,24 +50,6 @@ PLANS = {
 }
 
 
-class KilledError(BaseException):
-    """Like a process's end: nothing of the client handles it."""
-
-
-@dataclass
-class Deadly:
-    """Checks of the training loop, of which the one of this number, counted from 0, kills."""
-
-    at: int | None = None
-    error: BaseException = field(default_factory=KilledError)
-    made: int = 0
-
-    def __call__(self) -> None:
-        if self.made == self.at:
-            raise self.error
-        self.made += 1
-
-
 def model() -> SplitModel:
     """All that could be forgotten: running statistics, and a layer that draws by itself."""
     with torch.random.fork_rng():
@@ -76,7 +59,6 @@ def model() -> SplitModel:
 
 
 def data() -> SiteData:
-    """Twelve examples of two classes of three."""
     draw = torch.Generator().manual_seed(7)
     train_set = Examples(torch.rand(12, 1, 4, 4, generator=draw), torch.arange(12) % 2)
     return SiteData(train_set, train_set, INPUT, CLASSES)
@@ -119,7 +101,6 @@ class Case:
 
 
 def whole(made: SplitModel) -> Payload:
-    """A model's numbers."""
     return {Part.BODY: dump(made.body), Part.HEAD: dump(made.head)}
 
 
@@ -132,7 +113,6 @@ def dies(case: Case, state: Path, at: int) -> bool:
 
 
 def goes_on(case: Case, state: Path, check: Callable[[], None] = lambda: None) -> bytes:
-    """Another process with the same task."""
     with on_disk(state, TASK) as kept:
         return case.fit(kept, check)
 
@@ -144,7 +124,6 @@ def undisturbed(case: Case) -> tuple[bytes, int]:
 
 
 def left(state: Path) -> list[str]:
-    """Names of the files that checkpoints are in."""
     return sorted(path.name for path in (state / FOLDER).glob("*"))
 
 
@@ -179,13 +158,16 @@ def test_epochs_that_were_done_are_not_done_again(at: int, again: int, tmp_path:
     assert counting.made == again
 
 
-def test_a_call_that_is_done_is_not_repeated_when_a_later_one_dies(tmp_path: Path) -> None:
+def test_a_call_that_is_done_is_not_repeated_and_nothing_is_kept_without_being_asked(tmp_path: Path) -> None:
     case = Case("fedprp", {"epochs": 2})
     means, batches = 1, 3
     assert dies(case, tmp_path, means + 2 * batches + batches + 1)  # in the body's second epoch
     counting = Deadly()
     goes_on(case, tmp_path, counting)
     assert counting.made == means + batches + means
+    case = Case("fedprp", {"checkpoint": False})
+    assert dies(case, tmp_path / "1", 8)
+    assert not (tmp_path / "1" / FOLDER).exists()
 
 
 # What is not to be trusted
@@ -222,12 +204,14 @@ def test_a_checkpoint_counts_for_its_own_task_only(other: dict[str, Any], tmp_pa
     assert ours.read(1) is theirs.read(1) is None
 
 
-def test_a_checkpoint_counts_for_its_own_call_only(tmp_path: Path) -> None:
+def test_a_checkpoint_counts_for_its_own_call_only_and_an_unreadable_one_is_as_good_as_none(tmp_path: Path) -> None:
     kept = DiskCheckpoints(tmp_path, TASK)
     kept.write(1, {"w": torch.ones(3)})
     (first,) = tmp_path.iterdir()
     first.rename(tmp_path / first.name.replace("001", "002"))
     assert kept.read(1) is kept.read(2) is None
+    first.mkdir()
+    assert kept.read(1) is None
 
 
 @pytest.mark.parametrize("body", [nn.Linear(16, 5), nn.Sequential(nn.Linear(16, 6)), nn.Linear(16, 6, bias=False)])
@@ -242,22 +226,7 @@ def test_a_checkpoint_of_another_model_is_not_used(body: nn.Module, tmp_path: Pa
         assert counting.made == expected
 
 
-def test_an_unreadable_checkpoint_is_as_good_as_none(tmp_path: Path) -> None:
-    kept = DiskCheckpoints(tmp_path, TASK)
-    kept.write(1, {"w": torch.ones(3)})
-    (file,) = tmp_path.iterdir()
-    file.unlink()
-    file.mkdir()
-    assert kept.read(1) is None
-
-
 # What is kept, and for how long
-
-
-def test_without_being_asked_nothing_is_kept(tmp_path: Path) -> None:
-    case = Case("fedprp", {"checkpoint": False})
-    assert dies(case, tmp_path, 8)
-    assert not (tmp_path / FOLDER).exists()
 
 
 def test_parameters_outside_of_the_model_are_kept(tmp_path: Path) -> None:
@@ -342,22 +311,26 @@ def scene_in(folder: Path) -> AgentHarness:
 
 
 def outcome(folder: Path, harness: AgentHarness) -> tuple[list[bytes], bytes, float]:
-    """What was handed in, and what the site keeps of it."""
     held = harness.store.last_counted("run", 9)
     assert (held.round, left(folder)) == (2, [])
-    pushed = harness.link.pushed[-1][1]
-    return (
-        [released.data for _, released in harness.link.pushed],
-        codec.encode(held.client_state),
-        pushed.metrics["loss"],
-    )
+    pushed = [released for _, released in harness.link.pushed]
+    return [released.data for released in pushed], codec.encode(held.client_state), pushed[-1].metrics["loss"]
 
 
-@pytest.mark.parametrize("at", range(6))
-def test_a_daemon_that_dies_in_a_fit_goes_on_with_the_same_task_id(at: int, tmp_path: Path) -> None:
+@pytest.fixture
+def scenes(tmp_path: Path) -> tuple[AgentHarness, AgentHarness]:
+    """Two sites that differ in nothing; the first one has trained in round 2."""
     calm, stormy = scene_in(tmp_path / "calm"), scene_in(tmp_path / "stormy")
     calm.fit(2)
     work(calm.agent(), 1)
+    return calm, stormy
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_a_daemon_that_dies_in_a_fit_goes_on(
+    at: int, scenes: tuple[AgentHarness, AgentHarness], tmp_path: Path
+) -> None:
+    calm, stormy = scenes
     before, stormy.now.check = stormy.store.last_counted("run", 9), Deadly(at)  # type: ignore[method-assign]
     task = stormy.fit(2)
     with pytest.raises(KilledError):
@@ -373,10 +346,8 @@ def test_a_daemon_that_dies_in_a_fit_goes_on_with_the_same_task_id(at: int, tmp_
     assert outcome(tmp_path / "stormy", stormy) == outcome(tmp_path / "calm", calm)
 
 
-def test_another_nonce_begins_anew(tmp_path: Path) -> None:
-    calm, stormy = scene_in(tmp_path / "calm"), scene_in(tmp_path / "stormy")
-    calm.fit(2)
-    work(calm.agent(), 1)
+def test_another_nonce_begins_anew(scenes: tuple[AgentHarness, AgentHarness], tmp_path: Path) -> None:
+    calm, stormy = scenes
     stormy.now.check = Deadly(5)  # type: ignore[method-assign]
     stormy.fit(2, task_id="first")
     with pytest.raises(KilledError):
@@ -386,3 +357,61 @@ def test_another_nonce_begins_anew(tmp_path: Path) -> None:
     work(stormy.agent(), 1)
     assert counting.made == 6
     assert outcome(tmp_path / "stormy", stormy) == outcome(tmp_path / "calm", calm)
+
+
+# The optimizers give the bytes of `torch.optim`'s classes, which they do without
+
+
+STEPS = 5
+SHAPES = [(8, 3, 3, 3), (8,), (), (10, 33)]
+OPTIMIZERS: list[tuple[str, float, float]] = [  # optimizer, momentum, weight decay
+    *(("sgd", momentum, decay) for momentum in (0.0, 0.9) for decay in (0.0, 1e-4)),
+    *((optimizer, 0.0, decay) for optimizer in ("adam", "adamw") for decay in (0.0, 1e-2)),
+]
+Make = Callable[[Iterable[Tensor], Plan], torch.optim.Optimizer]
+THEIRS: dict[str, Make] = {
+    "sgd": lambda trained, plan: torch.optim.SGD(
+        trained, lr=plan.lr, momentum=plan.momentum, weight_decay=plan.weight_decay
+    ),
+    "adam": lambda trained, plan: torch.optim.Adam(trained, lr=plan.lr, weight_decay=plan.weight_decay),
+    "adamw": lambda trained, plan: torch.optim.AdamW(trained, lr=plan.lr, weight_decay=plan.weight_decay),
+}
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+
+
+def trained_on(device: str) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(shape, generator=generator).to(device).requires_grad_() for shape in SHAPES]
+
+
+def steps(trained: list[Tensor], optimizer: Optimizer | torch.optim.Optimizer) -> None:
+    """Random gradients; the first parameter has its first one in the second step, and the last none in the third."""
+    generator = torch.Generator().manual_seed(2)
+    for step in range(STEPS):
+        for tensor in trained:
+            tensor.grad = torch.randn(tensor.shape, generator=generator).to(tensor.device)
+        if step in (0, 2):
+            trained[0 if step == 0 else -1].grad = None
+        optimizer.step()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("optimizer", "momentum", "decay"), OPTIMIZERS)
+def test_parameters_and_moments_are_those_of_pytorchs(
+    optimizer: str, momentum: float, decay: float, device: str
+) -> None:
+    plan = Plan.model_validate({"lr": 0.1, "optimizer": optimizer, "momentum": momentum, "weight_decay": decay})
+    ours, theirs = trained_on(device), trained_on(device)
+    made, expected = Optimizer(plan, ours, plan.lr), THEIRS[optimizer](theirs, plan)
+    steps(ours, made)
+    steps(theirs, expected)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.equal(mine, other)
+    # A checkpoint holds the moments under these very numbers and names.
+    state = expected.state_dict()["state"]
+    assert made.moments.keys() == state.keys()
+    for number, moments in made.moments.items():
+        assert moments.keys() == state[number].keys()
+        for name, moment in moments.items():
+            assert torch.equal(moment, state[number][name])
+            assert moment.device == state[number][name].device

@@ -8,15 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.scripted_server import RUN
 from torch import nn
 
-from protofed.client.agent.computation import active_images, unit_layers, withhold_rare_units
+from protofed.client.agent.computation import Computation, active_images, fit, unit_layers, withhold_rare_units
 from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel, dump, load
 from protofed.client.policy.update_checks import PolicyRefusedError
+from protofed.client.site import DaemonStatus, PreparedRun
+from protofed.client.state.store import SiteState
+from protofed.client.training.context import FitContext, FitStart, NoCheckpoints
+from protofed.common.config.recipe import Recipe
 from protofed.common.config.tables import Input, NamedOptions
-from protofed.common.payload import Part, Payload
+from protofed.common.payload import Part, Payload, Update
+from protofed.common.protocol.messages import Task, TaskKind
 
 CLASSES, EXAMPLES = 3, 20
 IMAGES = Input(shape=(1, 16, 16))
@@ -39,7 +46,6 @@ def parts(model: SplitModel) -> Payload:
 
 
 def trap(model: SplitModel, data: SiteData) -> Payload:
-    """The first layer measures brightness with thresholds between images: unit i is active for i images."""
     with torch.no_grad():
         images = torch.cat([images for images, _ in data.ordered(data.train, 64)]).flatten(1)
         bright = images.mean(1).sort(descending=True).values
@@ -61,9 +67,15 @@ def trained(model: SplitModel, data: SiteData, lr: float = 0.05, steps: int = 3)
     return parts(model)
 
 
-def test_a_unit_that_one_image_activates_leaves_as_it_came_and_others_as_they_learnt() -> None:
+@pytest.fixture
+def trapped() -> tuple[SiteData, SplitModel, Payload]:
+    """Data, a model of ten units of which unit i is active for i + 1 images, and its parts."""
     data, model = data_of(), made("mlp", hidden=[10])
-    base = trap(model, data)
+    return data, model, trap(model, data)
+
+
+def test_a_unit_that_one_image_activates_leaves_as_it_came(trapped: tuple[SiteData, SplitModel, Payload]) -> None:
+    data, model, base = trapped
     assert active_images(model, data, unit_layers(model, data))[0].tolist() == list(range(1, 11))
     after = trained(model, data, lr=1e-4, steps=1)
     left = withhold_rare_units(after, base, model, data, 4)
@@ -76,9 +88,8 @@ def test_a_unit_that_one_image_activates_leaves_as_it_came_and_others_as_they_le
     assert np.array_equal(left[Part.HEAD]["bias"], after[Part.HEAD]["bias"])
 
 
-def test_the_control_variates_of_such_a_unit_leave_as_they_came() -> None:
-    data, model = data_of(), made("mlp", hidden=[10])
-    base = trap(model, data)
+def test_the_control_variates_of_such_a_unit_leave_as_they_came(trapped: tuple[SiteData, SplitModel, Payload]) -> None:
+    data, model, base = trapped
     after = trained(model, data, lr=1e-4, steps=1)
     paths = {f"{part}.{name}": array for part, tensors in base.items() for name, array in tensors.items()}
     controls = {
@@ -94,9 +105,8 @@ def test_the_control_variates_of_such_a_unit_leave_as_they_came() -> None:
     assert np.array_equal(left[Part.CONTROL]["head.bias"], mean_step["head.bias"])
 
 
-def test_the_image_of_a_trap_is_in_the_update_and_not_in_what_leaves() -> None:
-    data, model = data_of(), made("mlp", hidden=[10])
-    base = trap(model, data)
+def test_the_image_of_a_trap_is_not_in_what_leaves(trapped: tuple[SiteData, SplitModel, Payload]) -> None:
+    data, model, base = trapped
     after = trained(model, data, lr=1e-3, steps=1)
     image = next(iter(data.ordered(data.train, EXAMPLES)))[0].flatten(1)
 
@@ -109,30 +119,27 @@ def test_the_image_of_a_trap_is_in_the_update_and_not_in_what_leaves() -> None:
     assert read(withhold_rare_units(after, base, model, data, 4)) == 0.0
 
 
-def test_a_unit_that_is_rare_only_after_the_fit_leaves_as_it_came() -> None:
+def test_a_unit_that_is_rare_only_after_the_fit_leaves_as_it_came_and_one_that_all_killed_as_they_left_it() -> None:
     data, model = data_of(), made("mlp", hidden=[10])
     base = parts(model)
-    after = trap(model, data)
-    left = withhold_rare_units(after, base, model, data, 4)
+    left = withhold_rare_units(trap(model, data), base, model, data, 4)
     assert np.array_equal(left[Part.BODY]["linear1.bias"][:3], base[Part.BODY]["linear1.bias"][:3])
-
-
-def test_a_unit_that_all_images_killed_leaves_as_they_left_it() -> None:
-    data, model = data_of(), made("mlp", hidden=[10])
+    bias = model.body.get_submodule("linear1").get_parameter("bias")
     with torch.no_grad():
-        model.body.get_submodule("linear1").get_parameter("bias").fill_(10.0)
+        bias.fill_(10.0)
     base = parts(model)
     with torch.no_grad():
-        model.body.get_submodule("linear1").get_parameter("bias")[0] = -100.0
+        bias[0] = -100.0
     after = parts(model)
     left = withhold_rare_units(after, base, model, data, 4)
     assert np.array_equal(left[Part.BODY]["linear1.bias"], after[Part.BODY]["linear1.bias"])
 
 
 @pytest.mark.parametrize(("fewest", "payload"), [(1, None), (4, {}), (4, {Part.HEAD: {"w": np.ones(2)}})])
-def test_where_there_is_nothing_to_hide_the_update_is_the_same_object(fewest: int, payload: Payload | None) -> None:
-    data, model = data_of(), made("mlp", hidden=[10])
-    base = trap(model, data)
+def test_where_there_is_nothing_to_hide_the_update_is_the_same_object(
+    fewest: int, payload: Payload | None, trapped: tuple[SiteData, SplitModel, Payload]
+) -> None:
+    data, model, base = trapped
     update = parts(model) if payload is None else payload
     assert withhold_rare_units(update, base, model, data, fewest) is update
 
@@ -165,7 +172,7 @@ def test_the_model_is_afterwards_what_the_fit_left_and_the_generator_where_it_wa
         ("resnet50", {"norm": "batch", "projection": 16}),
     ],
 )
-def test_where_every_unit_is_rare_the_layers_around_rectifiers_leave_as_they_came(
+def test_where_every_unit_is_rare_layers_around_rectifiers_leave_as_they_came(
     name: str, options: dict[str, Any]
 ) -> None:
     data, model = data_of(), made(name, **options)
@@ -199,24 +206,92 @@ def test_columns_of_a_flattened_channel_are_those_of_its_pixels() -> None:
     assert rows.nonzero()[0].tolist() == rare.tolist()
 
 
-def test_what_reads_a_rare_unit_and_was_not_received_stays() -> None:
-    data, model = data_of(), made("mlp", hidden=[10])
-    base = trap(model, data)
+def test_what_reads_a_rare_unit_and_was_not_received_stays(trapped: tuple[SiteData, SplitModel, Payload]) -> None:
+    data, model, base = trapped
     with pytest.raises(PolicyRefusedError) as refused:
         withhold_rare_units(trained(model, data), {Part.BODY: base[Part.BODY]}, model, data, 4)
     assert (refused.value.rule, refused.value.tensor) == ("min_images_per_unit", "head/weight")
 
 
-def test_counts_do_not_depend_on_how_images_are_batched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_depend_neither_on_batches_nor_on_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     data, model = data_of(), made("fedavg-cnn")
     layers = unit_layers(model, data)
     at_once = active_images(model, data, layers)
     monkeypatch.setattr("protofed.client.agent.computation.BATCH", 3)
     assert all(np.array_equal(a, b) for a, b in zip(at_once, active_images(model, data, layers), strict=True))
-
-
-def test_a_copy_of_the_model_in_channels_last_has_the_same_layers() -> None:
     data, model = data_of(), made("resnet18")
     other = copy.deepcopy(model).to(memory_format=torch.channels_last)
     load(other.body, dump(model.body))
     assert unit_layers(model, data) == unit_layers(other, data)
+
+
+# What a fit begins with, whatever was received
+
+
+TASK = Task(TaskKind.FIT, "run", 1, "t", None, 0, 9.0)
+FEW = 4  # of the ten units the first three answer to fewer images
+
+
+def left_of(received: Payload, first: Payload, start: FitStart | None) -> tuple[Payload, Payload]:
+    """What leaves of a fit that begins with `first` and says `start`, and what it had trained."""
+    data, model = data_of(), made("mlp", hidden=[10])
+    recipe = Recipe.model_validate({**RUN, "input": {"shape": [1, 16, 16]}})
+    found: list[Payload] = []
+
+    def train(run: PreparedRun, task: Task, local: FitContext, base: Payload) -> Update:
+        load(local.model.body, first[Part.BODY])
+        load(local.model.head, first[Part.HEAD])
+        local.start = start
+        found.append(trained(local.model, data, lr=1e-4, steps=1))
+        return local.update(found[0])
+
+    run = PreparedRun(recipe, FedAvgClient(), model, data, 0)
+    work = Computation("ann", run, TASK, SiteState(), FEW)
+    return fit(work, received, DaemonStatus(), NoCheckpoints(), train).update.payload, found[0]
+
+
+def models() -> tuple[Payload, Payload]:
+    """A model as it is made, and one whose first units measure brightness, with thresholds between the images."""
+    model, data = made("mlp", hidden=[10]), data_of()
+    return parts(model), trap(made("mlp", hidden=[10]), data)
+
+
+def withheld(left: Payload, learnt: Payload, as_in: Payload) -> list[bool]:
+    """Of each unit, whether its row is another one's and no longer what was learnt."""
+    rows = (payload[Part.BODY]["linear1.weight"] for payload in (left, learnt, as_in))
+    sent, own, expected = rows
+    return [bool((s == e).all() and (s != o).any()) for s, o, e in zip(sent, own, expected, strict=True)]
+
+
+def test_of_a_fit_they_leave_as_in_the_model_that_it_begins_with() -> None:
+    _, first = models()
+    left, learnt = left_of(first, first, None)
+    assert withheld(left, learnt, first) == [True] * 3 + [False] * 7
+    received, first = models()
+    left, learnt = left_of(received, first, FitStart(first))
+    assert withheld(left, learnt, first) == [True] * 3 + [False] * 7
+
+
+def test_where_another_model_computes_its_units_count_and_what_was_sent_takes_the_place() -> None:
+    received, first = models()
+    other = {part: {n: np.full_like(a, 0.5) for n, a in tensors.items()} for part, tensors in first.items()}
+    left, learnt = left_of(received, first, FitStart(first, sent=other))
+    assert withheld(left, learnt, other) == [True] * 3 + [False] * 7
+    assert torch.equal(*(torch.tensor(p[Part.BODY]["linear1.weight"][3:]) for p in (left, learnt)))
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_where_a_fit_leaves_another_model_the_units_of_the_one_that_it_sends_count(said: bool) -> None:
+    received, learnt = models()
+    data, model = data_of(), made("mlp", hidden=[10])
+    recipe = Recipe.model_validate({**RUN, "input": {"shape": [1, 16, 16]}})
+
+    def train(run: PreparedRun, task: Task, local: FitContext, base: Payload) -> Update:
+        load(local.model.body, received[Part.BODY])  # the site's own, in which every unit sees many images
+        local.sent_model = learnt if said else None
+        return local.update(learnt)
+
+    work = Computation("ann", PreparedRun(recipe, FedAvgClient(), model, data, 0), TASK, SiteState(), FEW)
+    left = fit(work, received, DaemonStatus(), NoCheckpoints(), train).update.payload
+    assert withheld(left, learnt, received)[:3] == [True] * 3
+    assert withheld(left, learnt, received)[3:] == [False] * 7
