@@ -52,9 +52,8 @@ def test_a_round_by_hand(local: FitContext) -> None:
 def test_drawn_to_the_trained_model_as_in_fednhs_code(local: FitContext) -> None:
     local.client_state.update(OWN)
     DittoClient(lam=0.5, reference="trained").fit(local, FIRST)
-    np.testing.assert_allclose(
-        local.client_state[Part.HEAD]["bias"], [1.0025, 0.8975], atol=1e-15
-    )  # .1 * .5 * (.05, -.05)
+    made = local.client_state[Part.HEAD]
+    np.testing.assert_allclose(made["bias"], [1.0025, 0.8975], atol=1e-15)  # .1 * .5 * (.05, -.05)
     np.testing.assert_allclose(local.client_state[Part.HEAD]["weight"], [[0.105], [-0.105]], atol=1e-15)
 
 

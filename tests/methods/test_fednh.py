@@ -213,7 +213,7 @@ def test_the_server_gives_the_count_free_prototypes(means: str) -> None:
     ]
     half = Server(prototype_momentum=float(golden["rho"]))
     new = half.aggregate(state(golden["W_old"]), updates, round_context())[Part.PROTOTYPES]["mean"]
-    for expected in ("W_uniform_contributors", "W_secure_aggregation"):
+    for expected in ("W_uniform_holders", "W_secure_sum"):
         np.testing.assert_allclose(new, golden[expected], rtol=0, atol=1e-9)
     assert not golden["present"][:, 2].any()
     # To the bit; the reference divides by the norm of rho W once more, which moves a row by at most a rounding error.

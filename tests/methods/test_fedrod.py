@@ -78,10 +78,8 @@ def test_a_site_predicts_with_the_sum_of_both_heads_and_keeps_its_own(local_of: 
 
 def test_at_a_site_whose_classes_are_even_the_generic_model_is_fedavgs(local_of: LocalOf, linear: Linear) -> None:
     rod, avg = (local_of(linear([[9.0]], 2), [[2.0], [1.0]], [0, 1], 2, lr=0.1, epochs=3) for _ in range(2))
-    rod.client_state[Part.HEAD] = {
-        "weight": np.array([[2.0], [0.0]]),
-        "bias": np.array([1.0, -1.0]),
-    }  # and whatever P is
+    # Whatever P is.
+    rod.client_state[Part.HEAD] = {"weight": np.array([[2.0], [0.0]]), "bias": np.array([1.0, -1.0])}
     ours, theirs = FedRODClient().fit(rod, FIRST).payload, FedAvgClient().fit(avg, FIRST).payload
     for part in (Part.BODY, Part.HEAD):
         for name, array in theirs[part].items():

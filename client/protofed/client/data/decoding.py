@@ -109,10 +109,8 @@ def _tiff(image: Any) -> StoredGrey:
 def _tiff_problems(mode: str, tags: Any, bits: int, *, inverted: bool, signed: bool) -> Iterator[tuple[bool, str]]:
     """What Pillow would read wrongly: whether it is so, and what was expected."""
     compressed = tags.get(_COMPRESSION, 1) != 1
-    yield (
-        tags.get(_DEPTH, 1) != 1,
-        "a TIFF file of a volume; expected one image a file",
-    )  # it would read the first plane
+    # Pillow would read the first plane.
+    yield (tags.get(_DEPTH, 1) != 1, "a TIFF file of a volume; expected one image a file")
     yield bits > 8 and mode not in (*DEEP, "I", "F"), _COLOURS
     # It would read -1 as 255.
     yield bits <= 8 and signed, "a TIFF file of 8 bits with a sign; expected 8 bits without one"

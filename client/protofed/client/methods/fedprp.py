@@ -60,9 +60,7 @@ class FedPRPClient:
     def load_global(self, local: FitContext, received: Payload) -> None:
         """Load the global body and prototypes [C, D]; the site's private head, at first the run's first one."""
         load(local.model.body, received[Part.BODY])
-        own = (
-            self.prediction == "head" and Part.HEAD in local.client_state
-        )  # the first head was not trained with the body
+        own = self.prediction == "head" and Part.HEAD in local.client_state  # the first head is another body's
         head = local.model.head = PrototypeHead.around(local.model.head, local.classes, own)
         load(head.own, local.client_state.get(Part.HEAD, received[Part.HEAD]))
         head.set_prototypes(*stacked(received.get(Part.PROTOTYPES, {}), local.classes, head.prototypes))

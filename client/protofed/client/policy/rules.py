@@ -203,9 +203,7 @@ class PolicyRules(StrictModel):
     )
     partners: Literal["confirmed", "first-use"] = "confirmed"  # with whom the site is summed: see `_confirms`
     sum_group: Annotated[int, Field(ge=1, le=MAX_SECURE_SITES)] = 3  # least sites of its group, summed together or not
-    aggregated_metrics: frozenset[str] = (
-        frozenset()
-    )  # own scores that leave in a sum of three sites or more, as `metrics`
+    aggregated_metrics: frozenset[str] = frozenset()  # own scores sent in a sum of three sites or more, as `metrics`
     batch_order: Literal["secret", "recipe"] = "secret"  # what draws batches; the server knows the recipe
     approval: Literal["automatic", "manual"] = "automatic"  # manual: each run needs `protofed client approve`
     dp: PrivacyBudget | None = None  # runs must have noise (plan.dp), and end for this site where the budget does

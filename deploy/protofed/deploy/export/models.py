@@ -118,9 +118,7 @@ def personal_model(
         sent = received.used
         number, address = (kept_round.round, None) if sent is None else (sent.round, sent.address)
     else:
-        half.load_global(
-            local, _first_broadcast(recipe, local.model, site)
-        )  # for the head: all of its numbers are kept
+        half.load_global(local, _first_broadcast(recipe, local.model, site))  # for the head, whose numbers are kept
         _load(local.model, kept_round.personal)
         number, address = kept_round.round, kept_round.started_from
     return BuiltModel(DeployedModel(local.model, recipe.input), recipe, "personal", number, address, site)

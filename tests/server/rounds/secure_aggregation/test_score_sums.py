@@ -158,11 +158,8 @@ def test_a_site_that_drops_out_ends_no_round(step: TaskKind) -> None:
     run.answer_scores(SITES[1:])
     run.lab.later(60.0, alive=SITES)
     run.scores_until(None)
-    whole = step in (
-        TaskKind.AGREE_CONTRIBUTORS,
-        TaskKind.REVEAL_CONTRIBUTORS,
-        TaskKind.MASK,
-    )  # a row could be left with one
+    # From here on a row could be left with one site.
+    whole = step in (TaskKind.AGREE_CONTRIBUTORS, TaskKind.REVEAL_CONTRIBUTORS, TaskKind.MASK)
     assert (run.sums().get(NAME) is None) is whole
     assert isinstance(run.lab.phase, phases.FinishedPhase)
     assert not run.lab.phase.failed

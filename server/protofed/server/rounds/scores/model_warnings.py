@@ -77,9 +77,7 @@ class RoundScores:
 
     round: int
     scores: Mapping[SiteId, Mapping[str, float]]
-    sums: Mapping[str, Spread] = field(
-        default_factory=dict
-    )  # what a secure aggregation says of scores that no site sent alone
+    sums: Mapping[str, Spread] = field(default_factory=dict)  # from secure aggregation: no site sent them alone
 
     @cached_property
     def means(self) -> Mapping[str, float]:
