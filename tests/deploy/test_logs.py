@@ -365,7 +365,7 @@ def test_the_folder_of_all_data_sets_is_hidden(said: Read, monkeypatch: pytest.M
         (np.int64(3), 3),
         (True, True),
         (None, None),
-        (Verdict.LATE, "stale"),
+        (Verdict.LATE, "late"),
         (b"weights", "<7 bytes>"),
         (np.array([12, 30, 7]), "<ndarray>"),
         ([12, 30, 7], "<numbers>"),

@@ -145,7 +145,7 @@ def test_row_37_and_45_a_late_update_is_stale_and_leaves_no_blob(
     assert (receipt.verdict, receipt.reason) == (pb.VERDICT_LATE, "round 1 is closed")
     assert sorted(path.name for path in (tmp_path / "server" / "blobs").rglob("*")) == before
     (row,) = [row for row in server.ledger.updates(RUN, 1) if row.task.site == late.site]
-    assert (row.verdict, row.digest) == ("stale", codec.digest(codec.encode(update_of(7.0))))
+    assert (row.verdict, row.digest) == ("late", codec.digest(codec.encode(update_of(7.0))))
     assert "refused as stale: round 1 is closed" in shown(server)
     assert late.task().round == 2
 

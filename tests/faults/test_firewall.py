@@ -121,7 +121,7 @@ def test_row_45_an_update_for_a_closed_round_is_stale(
     wait_until(lambda: quick.task().round > task.round)
     receipt = late.push(task)
     assert (receipt.verdict, receipt.reason) == (pb.VERDICT_LATE, f"round {task.round} is closed")
-    assert (task.round, "site-2", "stale", receipt.reason) in verdicts()
+    assert (task.round, "site-2", "late", receipt.reason) in verdicts()
     assert late.task().round > task.round  # polite: it goes on with the next round
 
 
@@ -167,7 +167,7 @@ def test_row_47_an_update_replayed_in_the_next_round_never_counts_again(
     answer = site.say("BeginUpload", moved)
     assert answer.receipt.verdict == pb.VERDICT_REFUSED
     assert answer.receipt.reason == "it starts from another model than the task names"
-    assert [row[2] for row in verdicts() if row[0] == following.round] == ["invalid"]
+    assert [row[2] for row in verdicts() if row[0] == following.round] == ["refused"]
 
 
 def next_task(site: RawClient) -> pb.NextTaskRequest:
@@ -269,7 +269,7 @@ def test_row_63_numbers_that_are_not_finite_are_invalid(
     poisoned[1, 2] = value
     receipt = site.push(task, body(w=poisoned))
     assert (receipt.verdict, receipt.reason) == (pb.VERDICT_REFUSED, "body/w has values that are not finite")
-    assert verdicts()[-1] == (task.round, "site-1", "invalid", receipt.reason)
+    assert verdicts()[-1] == (task.round, "site-1", "refused", receipt.reason)
     assert site.push(task).verdict == pb.VERDICT_ACCEPTED  # the task is still open
 
 
@@ -384,7 +384,7 @@ def test_row_68_an_example_count_that_cannot_be_is_invalid(
 ) -> None:
     receipt = site.push(site.task(), weight=weight)
     assert (receipt.verdict, receipt.reason) == (pb.VERDICT_REFUSED, f"an example count of {weight}")
-    assert verdicts()[-1][2] == "invalid"
+    assert verdicts()[-1][2] == "refused"
 
 
 PROTOTYPES: dict[str, tuple[list[tuple[str, int]], str]] = {

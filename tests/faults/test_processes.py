@@ -223,7 +223,7 @@ def test_row_15_a_second_server_ends_at_once(
     ended_like(here, undisturbed(here.recipe))
 
 
-@pytest.mark.parametrize(("place", "said"), [("fit-done", '"stale"'), ("batch-done", "task called off")])
+@pytest.mark.parametrize(("place", "said"), [("fit-done", '"late"'), ("batch-done", "task called off")])
 def test_row_37_a_straggler_misses_rounds_and_takes_part_later(
     processes_of: MakeProcesses, quick_recipe: MakeRecipe, place: str, said: str
 ) -> None:

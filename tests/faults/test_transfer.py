@@ -346,7 +346,7 @@ def test_row_40_a_commit_of_less_than_was_announced_is_refused(
     for change in (-1, 1):
         wrong = client.announcement(task, DATA, UPDATE, total_bytes=len(DATA) + change)
         assert client.say("BeginUpload", wrong).receipt.verdict == pb.VERDICT_REFUSED
-    assert rows() == [(1, "invalid")] * 2
+    assert rows() == [(1, "refused")] * 2
 
 
 def test_row_41_chunks_twice_and_in_any_order_are_one_and_out_of_range_none(

@@ -55,8 +55,8 @@ def test_what_has_not_happened_yet_is_zero_and_there() -> None:
     assert rounds(metrics) == {"committed": 0, "degraded": 0, "abandoned": 0}
     (family,) = [found for found in metrics.registry.collect() if found.name == "protofed_updates"]
     counted = {(sample.labels["verdict"], sample.labels["reason"]): sample.value for sample in family.samples}
-    plain = [(one, "") for one in ("accepted", "duplicate", "stale", "not-needed")]
-    refused = [("invalid", code) for code in RefusalCode]
+    plain = [(one, "") for one in ("accepted", "duplicate", "late", "not-needed")]
+    refused = [("refused", code) for code in RefusalCode]
     assert counted == dict.fromkeys([*plain, *refused, *(("rejected", code) for code in RejectionCode)], 0.0)
     assert value(metrics, "protofed_recoveries_total") == 0
 
@@ -211,10 +211,10 @@ def test_every_verdict_is_counted_once(lab: Lab) -> None:
     assert updates(lab.metrics) == {
         ("accepted", ""): 3,  # two of them made the model
         ("duplicate", ""): 2,
-        ("invalid", "tensors"): 1,
-        ("invalid", "not-finite"): 1,
-        ("invalid", "scalars"): 1,
-        ("invalid", "equivocation"): 1,
+        ("refused", "tensors"): 1,
+        ("refused", "not-finite"): 1,
+        ("refused", "scalars"): 1,
+        ("refused", "equivocation"): 1,
     }
 
 
@@ -225,7 +225,7 @@ def test_what_comes_too_late_is_stale_or_was_not_needed(make: MakeLab) -> None:
     lab.push("bob", lab.model(1.0))
     lab.later(101.0, alive=("ann", "bob"))
     assert lab.push("cyd", lab.model(1.0), late).verdict is Verdict.LATE
-    assert updates(lab.metrics)["stale", ""] == 1
+    assert updates(lab.metrics)["late", ""] == 1
 
 
 def test_what_is_rejected_was_accepted_before(make: MakeLab) -> None:

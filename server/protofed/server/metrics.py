@@ -67,7 +67,7 @@ UPDATES = Metric(
     "protofed_updates_total",
     "counter",
     ("verdict", "reason"),
-    "Verdicts on updates: accepted, duplicate, stale, not-needed, invalid (with the reason's code); rejected: "
+    "Verdicts on updates: accepted, duplicate, late, not-needed, refused (with the reason's code); rejected: "
     "left out after it was accepted (with that reason's code).",
 )
 SCORES_REFUSED = Metric(
@@ -311,7 +311,7 @@ class ServerMetrics:
         self._rounds.labels(outcome).inc()
 
     def update_judged(self, verdict: Verdict, code: str = "") -> None:
-        """A verdict on an update was recorded; `code` (of `RefusalCode`) with INVALID only."""
+        """A verdict on an update was recorded; `code` (of `RefusalCode`) with REFUSED only."""
         self._updates.labels(verdict.value, code).inc()
 
     def scores_refused(self) -> None:

@@ -24,7 +24,7 @@ EXCLUDED, REVOKED, RUN_ENDED, ROLLED_BACK = "excluded: ", "certificate revoked: 
 
 
 class RefusalCode(StrEnum):
-    """Why an update is INVALID, for counting; `UpdateProblem.text` says it in words."""
+    """Why an update is REFUSED, for counting; `UpdateProblem.text` says it in words."""
 
     SIZE = "size"  # the announced total is over the limit, or cannot be that of the announced tensors
     BASE = "base"  # it starts from another model than the task names

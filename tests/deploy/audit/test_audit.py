@@ -227,7 +227,7 @@ def test_a_server_tells_by_round_what_came_and_went(protofed: Protofed, server_l
     assert found[1]["messages"] == 7, "three a site, and one again"
     assert found[1]["verdicts"] == {"accepted": 2}
     assert found[1]["errors"] == {"ALREADY_EXISTS": 1}
-    assert found[2]["verdicts"] == {"accepted": 1, "stale": 1}
+    assert found[2]["verdicts"] == {"accepted": 1, "late": 1}
     assert found[2]["errors"] == {}
     sizes = sum(len(message.SerializeToString()) for site in ("ann", "bob") for _, message, _ in fit(site, 2, b"")[1:])
     assert found[2]["bytes"] == sizes

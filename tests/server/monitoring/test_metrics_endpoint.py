@@ -199,7 +199,7 @@ def test_refused_updates_abandoned_and_degraded_rounds_and_a_restart(
 
     assert seen.value("updates_total", verdict="duplicate", reason="") == 1
     assert verdicts(seen) == in_ledger(seen, recipe.name)
-    assert verdicts(seen)["invalid", "not-finite"] == verdicts(seen)["invalid", "tensors"] == 1
+    assert verdicts(seen)["refused", "not-finite"] == verdicts(seen)["refused", "tensors"] == 1
     history = seen.records.rounds(recipe.name)
     ended = Counter(
         "abandoned" if r.abandoned else "committed" if r.complete else "degraded" for r in history if r.closed_at

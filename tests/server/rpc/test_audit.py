@@ -124,7 +124,7 @@ def test_a_receipt_is_recorded_with_its_verdict(audit: ServerAudit, path: Path) 
     receipt = pb.Receipt(verdict=pb.VERDICT_LATE, digest="0" * 64)
     asyncio.run(audit.note(entry(call="CommitUpload", reply=receipt.SerializeToString())))
     (record,) = records(path)
-    assert record.facts["verdict"] == "stale"
+    assert record.facts["verdict"] == "late"
 
 
 def test_what_could_not_be_parsed_is_recorded_by_size_and_digest(audit: ServerAudit, path: Path) -> None:

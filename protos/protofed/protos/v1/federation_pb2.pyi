@@ -254,7 +254,7 @@ class _VerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Verdict.Value
     """a check failed: see Receipt.reason"""
 
 class Verdict(_Verdict, metaclass=_VerdictEnumTypeWrapper):
-    """What became of an update. Every verdict but INVALID closes the task."""
+    """What became of an update. Every verdict but REFUSED closes the task."""
 
 VERDICT_UNSPECIFIED: Verdict.ValueType  # 0
 VERDICT_ACCEPTED: Verdict.ValueType  # 1

@@ -420,7 +420,7 @@ class FederationService(rpc.FederationServicer):
         self._budgets.spend(upload.site, budget, amount, key=upload.task_id, size=announced.manifest.total_bytes)
 
     async def _close(self, upload: Upload, verdict: Verdict) -> None:
-        """Drop an upload that was judged, and its task's others, too, unless it is INVALID: other verdicts close it."""
+        """Drop an upload that was judged, and its task's others, too, unless it is REFUSED: other verdicts close it."""
         uploads, of_task = self._blobs.uploads, (upload.site, upload.task_id)
         if verdict is not Verdict.REFUSED and uploads.has_of(*of_task):
             await self._transfer(uploads.drop_of, *of_task)

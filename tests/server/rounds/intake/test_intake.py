@@ -468,7 +468,7 @@ def test_another_update_under_an_answered_nonce_is_equivocation(lab: Lab) -> Non
     other = lab.push("ann", lab.model(100.0), task)
     assert other.verdict is Verdict.REFUSED
     assert "already accepted" in other.reason
-    assert verdicts(lab, 1) == [("ann", "accepted"), ("ann", "invalid")]
+    assert verdicts(lab, 1) == [("ann", "accepted"), ("ann", "refused")]
     lab.round(bob=1.0, cyd=1.0)
     assert lab.value == 1.0
 
@@ -527,13 +527,13 @@ def test_asking_again_after_a_closed_round_adds_no_row_and_other_updates_only_so
     lab.later(51.0, alive=("ann", "bob"))
     receipts = [lab.push("cyd", lab.model(100.0), task) for _ in range(20)]
     assert len({receipt.record_hash for receipt in receipts}) == 1
-    assert verdicts(lab, 1).count(("cyd", "stale")) == 1
+    assert verdicts(lab, 1).count(("cyd", "late")) == 1
     for value in range(1, MAX_REJECTED):
         assert lab.push("cyd", lab.model(float(value)), task).verdict is Verdict.LATE
     for value in range(50, 60):
         with pytest.raises(ProtocolError, match="updates were refused for this task"):
             lab.push("cyd", lab.model(float(value)), task)
-    assert verdicts(lab, 1).count(("cyd", "stale")) == MAX_REJECTED
+    assert verdicts(lab, 1).count(("cyd", "late")) == MAX_REJECTED
     assert lab.push("cyd", lab.model(100.0), task) == receipts[0]  # what was said once is still said
 
 
@@ -545,7 +545,7 @@ def test_other_updates_after_the_one_that_counts_add_only_some_rows(lab: Lab) ->
             assert lab.push("ann", lab.model(float(value)), task).verdict is Verdict.REFUSED
     with pytest.raises(ProtocolError, match="updates were refused for this task"):
         lab.push("ann", lab.model(99.0), task)
-    assert verdicts(lab, 1) == [("ann", "accepted")] + [("ann", "invalid")] * MAX_REJECTED
+    assert verdicts(lab, 1) == [("ann", "accepted")] + [("ann", "refused")] * MAX_REJECTED
     assert lab.push("ann", lab.model(1.0), task).verdict is Verdict.DUPLICATE
 
 
@@ -609,7 +609,7 @@ def test_an_update_of_the_wrong_shape_is_refused_by_name_and_a_right_one_still_t
     assert receipt.verdict is Verdict.REFUSED
     assert receipt.reason == "head/weight is float32 [2, 3], expected float32 [3, 2]"
     assert lab.push("ann", lab.model(1.0)).verdict is Verdict.ACCEPTED
-    assert verdicts(lab, 1) == [("ann", "invalid"), ("ann", "accepted")]
+    assert verdicts(lab, 1) == [("ann", "refused"), ("ann", "accepted")]
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf"), 2.0**53])
@@ -648,7 +648,7 @@ def test_a_blob_that_was_refused_is_written_down_and_counts_for_nothing(lab: Lab
         "ann", task.task_id, manifest, UpdateProblem(RefusalCode.NOT_FINITE, "body/conv.weight has values")
     )
     assert receipt.verdict is Verdict.REFUSED
-    assert verdicts(lab, 1) == [("ann", "invalid")]
+    assert verdicts(lab, 1) == [("ann", "refused")]
     assert isinstance(lab.phase, phases.Collecting)
     assert lab.phase.reported == frozenset()
 
