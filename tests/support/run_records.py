@@ -30,14 +30,7 @@ def attempt(number: int, **fields: Any) -> dict[str, Any]:
 
 def site(**fields: Any) -> dict[str, Any]:
     """A site in good standing."""
-    return {
-        "roles": ["trainer"],
-        "excluded": "",
-        "excluded_at": None,
-        "revoked": "",
-        "revoked_at": None,
-        **fields,
-    }
+    return {"roles": ["trainer"], "excluded": "", "excluded_at": None, "revoked": "", "revoked_at": None, **fields}
 
 
 def intervention(action: str, **fields: Any) -> dict[str, Any]:

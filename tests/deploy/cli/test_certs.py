@@ -132,8 +132,7 @@ def test_whoever_signs_says_for_whom(given: tuple[str, ...], certs: Cli) -> None
 
 
 @pytest.mark.parametrize(
-    ("asked", "hosts"),
-    [(("operator", "a"), ()), (("site", "b"), ()), (("server", "a"), ("--host", "fl.example.org"))],
+    ("asked", "hosts"), [(("operator", "a"), ()), (("site", "b"), ()), (("server", "a"), ("--host", "fl.example.org"))]
 )
 def test_a_request_that_is_for_somebody_else_is_not_signed(
     asked: tuple[str, str], hosts: tuple[str, ...], certs: Cli

@@ -120,10 +120,7 @@ def test_down_v_removes_no_key_no_ledger_and_no_state(file: str) -> None:
     """A volume that compose makes is removed by `down -v`: only pictures of numbers may lie in one."""
     kept = {name for name, one in read(file)["volumes"].items() if one}
     for name in kept:
-        assert read(file)["volumes"][name] == {
-            "external": True,
-            "name": f"${{COMPOSE_PROJECT_NAME:-protofed}}_{name}",
-        }
+        assert read(file)["volumes"][name] == {"external": True, "name": f"${{COMPOSE_PROJECT_NAME:-protofed}}_{name}"}
     assert read(file)["volumes"].keys() - kept == (NO_IMAGE_OF_OURS if file == "compose.yaml" else set())
     for name, one in services(file).items():
         mounted = {what for what, _ in volumes(one).values() if not re.match(r"[./$]", what)}

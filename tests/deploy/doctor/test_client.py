@@ -318,10 +318,7 @@ def test_a_certificate_that_the_server_does_not_take(tls: TlsServer, look: Look)
 
 @pytest.mark.parametrize(
     ("change", "name"),
-    [
-        ({"VERSION": "9.9.9"}, "version-differs"),
-        ({"VERSION": "9.9.9", "PROTOCOL_VERSION": 3}, "protocol-mismatch"),
-    ],
+    [({"VERSION": "9.9.9"}, "version-differs"), ({"VERSION": "9.9.9", "PROTOCOL_VERSION": 3}, "protocol-mismatch")],
 )
 def test_a_server_of_another_version(
     change: dict[str, Any], name: str, look: Look, monkeypatch: pytest.MonkeyPatch
@@ -376,11 +373,7 @@ def test_a_site_that_trains_and_evaluates_hears_what_its_test_set_tells(look: Lo
 
 def test_one_finding_hides_no_other(look: Look, tmp_path: Path, unused_port: int) -> None:
     found = look(server=f"127.0.0.1:{unused_port}", policy=tmp_path / "none", device="cuda:7")
-    assert findings(found) == [
-        ("server", "nothing-listens"),
-        ("policy", "policy-missing"),
-        ("device", "device-absent"),
-    ]
+    assert findings(found) == [("server", "nothing-listens"), ("policy", "policy-missing"), ("device", "device-absent")]
 
 
 BUDGET = PrivacyBudget(epsilon=4.0, delta=1e-5, unit="patient")

@@ -117,12 +117,7 @@ def test_partners_that_nobody_confirmed_and_those_that_were_believed_on_first_us
 
 @pytest.mark.parametrize(
     ("secure", "recipe", "named"),
-    [
-        ("required", PLAIN, True),
-        ("required", HEAD, True),
-        ("allowed", PLAIN, False),
-        ("required", SECURE, False),
-    ],
+    [("required", PLAIN, True), ("required", HEAD, True), ("allowed", PLAIN, False), ("required", SECURE, False)],
 )
 def test_the_policys_secure_against_the_recipe(tmp_path: Path, secure: str, recipe: Recipe, named: bool) -> None:
     by = policy(secure=secure)

@@ -160,13 +160,7 @@ def test_software_is_looked_at_where_no_temporary_file_can_be_written(monkeypatc
     ],
 )
 def test_a_gpu_that_was_asked_for_and_is_not_there(
-    built: str | None,
-    driver: bool,
-    gpus: int,
-    name: str,
-    why: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    built: str | None, driver: bool, gpus: int, name: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", built)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)

@@ -126,11 +126,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> LoggedProcesses:
         )
         policy = (shipped.folder("policies") / "open.toml").read_text(encoding="utf-8")
         (folder / "policy.toml").write_text(policy.replace("\nlr = 1.0\n", "\nlr = 50.0\n"), encoding="utf-8")
-        common = (
-            f"--server={here.address()}",
-            f"--policy={folder / 'policy.toml'}",
-            "--until-finished",
-        )
+        common = (f"--server={here.address()}", f"--policy={folder / 'policy.toml'}", "--until-finished")
         for site, name in (("north", NAMES[0]), ("east", NAMES[0]), ("south", NAMES[1])):
             here.start(
                 site, "client", "start", f"--settings={settings(folder, site, data / name)}", f"--site={site}", *common

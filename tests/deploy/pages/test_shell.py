@@ -49,11 +49,7 @@ def stranger(access: PageAccess, tmp_path: Path) -> TestClient:
         "{% extends layout %}{% block main %}<h1>first</h1>{% block live %}<p>{{ name }}</p>{% endblock %}"
         '<form method="post" action="{{ root }}/order"></form>{% endblock %}'
     )
-    routes = [
-        Route("/", _first),
-        Route("/order", _order, methods=["POST"]),
-        Route("/fails/{kind}", _fails),
-    ]
+    routes = [Route("/", _first), Route("/order", _order, methods=["POST"]), Route("/fails/{kind}", _fails)]
     program = Program("tested", "as boss", [("/", "Overview")], routes, tmp_path)
     return TestClient(application(program, access), BASE, raise_server_exceptions=False)
 

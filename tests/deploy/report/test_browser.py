@@ -18,10 +18,7 @@ from protofed.deploy.report.report import write_report
 from protofed.deploy.simulation.simulation import simulation
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason="needs Chromium"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="needs Chromium")]
 
 
 @pytest.fixture(scope="module")

@@ -49,10 +49,7 @@ SECTIONS = [
 
 
 def told(
-    folder: Path,
-    recipe: Recipe,
-    until: Callable[[Any], bool] = lambda _running: False,
-    policy: Policy | None = None,
+    folder: Path, recipe: Recipe, until: Callable[[Any], bool] = lambda _running: False, policy: Policy | None = None
 ) -> dict[str, Any]:
     """The run record of a simulation that goes on until then, or to its end."""
     with simulation(recipe, folder, policy=policy) as running:

@@ -336,10 +336,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["own models of", "own models: mean"],
     ),
     "scores of single classes alone": (
-        {
-            "scores.0.sites": {"eva": TWO},
-            "classes.newest.sites": {name: {"personal.recall.0": 0.5} for name in SITES},
-        },
+        {"scores.0.sites": {"eva": TWO}, "classes.newest.sites": {name: {"personal.recall.0": 0.5} for name in SITES}},
         ["Own models find class nv least", "and the scores that 4 sites took."],
         ["sent no scores of their own models"],
     ),
@@ -383,11 +380,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["and 2 of 20 planned rounds: no better score for 5 rounds.", WENT_WELL],
         [PLANNED, "abort"],
     ),
-    "a useless model": (
-        {"warnings": [warning()]},
-        ["The global model names one class for every image."],
-        [WENT_WELL],
-    ),
+    "a useless model": ({"warnings": [warning()]}, ["The global model names one class for every image."], [WENT_WELL]),
     # What the server received
     "received": (
         {},

@@ -249,9 +249,7 @@ def test_a_site_that_hides_its_classes_keeps_what_tells_of_them(
 
 @pytest.mark.parametrize(
     ("method", "changes", "rule", "part"),
-    [
-        ("cwfedavg", {"class_distribution_estimate": False}, "class_distribution_estimate", "class-shares"),
-    ],
+    [("cwfedavg", {"class_distribution_estimate": False}, "class_distribution_estimate", "class-shares")],
 )
 def test_a_part_about_classes_is_refused_by_the_rule_about_classes(
     method: str, changes: dict[str, Any], rule: str, part: str, recipe_of: RecipeOf

@@ -373,10 +373,7 @@ def test_a_tracker_that_was_away_is_told_what_it_missed(run_ledger: RunLedger, m
         follower.stop()
     assert not follower.is_alive()
     assert [found.round for found in tracker.rounds] == [0, 1, 2]
-    assert [entry["event"] for entry in logs] == [
-        *["a tracker failed; trying again"] * 3,
-        "a tracker has caught up",
-    ]
+    assert [entry["event"] for entry in logs] == [*["a tracker failed; trying again"] * 3, "a tracker has caught up"]
     assert logs[0]["why"] == "ConnectionError: no route to host"
 
 

@@ -81,9 +81,7 @@ def outside(html: str) -> list[str]:
     return [line.strip() for line in parser.lines if line.strip()]
 
 
-def test_three_rounds_of_secure_aggregation_are_a_sentence_and_three_lines_made_from_the_records(
-    state: Path,
-) -> None:
+def test_three_rounds_of_secure_aggregation_are_a_sentence_and_three_lines_made_from_the_records(state: Path) -> None:
     (state / AUDIT).unlink()
     journal = Journal(state / AUDIT)
     for number in (1, 2, 3):
