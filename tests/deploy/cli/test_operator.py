@@ -174,24 +174,14 @@ def test_orders_are_told_as_json(protofed: Terminal) -> None:
 
 
 @pytest.mark.usefixtures("troubled")
-def test_a_run_goes_back_and_says_so(protofed: Terminal) -> None:
-    assert protofed.says("runs", "rollback", RUN, 0, "--yes") == f"{RUN}: continues after round 0 (running)\n"
-    assert protofed.json("runs", "rollback", RUN, 0, "--yes")["rolled_back"] >= 2
-    out = protofed.says("runs", "show", RUN)
-    assert "rolled-back" in out
-    assert "attempts rolled back" in " ".join(out.split())
-    assert "expected one of 0" in protofed.refuses(78, "runs", "rollback", RUN, 9, "--yes")
-
-
-@pytest.mark.usefixtures("troubled")
-def test_what_went_wrong_is_shown_and_what_did_not_is_not(protofed: Terminal) -> None:
+def test_what_went_wrong_is_shown_and_the_run_goes_back(protofed: Terminal) -> None:
     out = protofed.says("runs", "show", RUN)
     said = " ".join(out.split())
     for phrase in (
         f"{RUN} · fedavg · running · round 2 of 3 · 0 of 6 sites reported",
         "DEGRADED: 1 round used fewer sites than wanted",
         "1 1 degraded",
-        "1 failed, 1 late, 3 reported, 1 rejected",
+        "1 failed, 1 late, 1 rejected, 3",
         "1 1 site-1 fit reported refused as not-finite: body/w has values that are not finite",
         "1 1 site-5 fit failed out-of-memory",
         "1 1 site-6 fit late training, epoch 1/3, last progress",
@@ -201,14 +191,16 @@ def test_what_went_wrong_is_shown_and_what_did_not_is_not(protofed: Terminal) ->
     assert "site-2" not in out[out.index("what failed") :]  # above it is whose updates the open round waits for
     everything = protofed.says("runs", "show", RUN, "--all")
     assert all(site in everything for site in SITES)
-
-
-@pytest.mark.usefixtures("troubled")
-def test_a_run_is_shown_as_json(protofed: Terminal) -> None:
     detail = protofed.json("runs", "show", RUN)
     assert detail["info"]["degraded"] == 1
     tasks = {task["site"]: task["task_status"] for task in detail["rounds"][1]["sites"]}
     assert [tasks[site] for site in SITES] == ["reported", "reported", "reported", "rejected", "failed", "late"]
+    assert protofed.says("runs", "rollback", RUN, 0, "--yes") == f"{RUN}: continues after round 0 (running)\n"
+    assert protofed.json("runs", "rollback", RUN, 0, "--yes")["rolled_back"] >= 2
+    out = protofed.says("runs", "show", RUN)
+    assert "rolled-back" in out
+    assert "attempts rolled back" in " ".join(out.split())
+    assert "expected one of 0" in protofed.refuses(78, "runs", "rollback", RUN, 9, "--yes")
 
 
 def test_states_are_verified_and_one_that_differs_is_an_error(
@@ -410,7 +402,9 @@ def test_certificates_are_registered_listed_and_revoked(protofed: Terminal, tls:
             operator.register(pem)
 
 
-def test_sites_are_listed_with_the_end_of_their_certificates(protofed: Terminal, tls: TlsServer) -> None:
+def test_sites_are_listed_with_the_end_of_their_certificates_and_its_revocation(
+    protofed: Terminal, tls: TlsServer
+) -> None:
     tls.site("site-1")
     with tls.operator() as operator:
         (info,) = operator.sites()
@@ -418,10 +412,6 @@ def test_sites_are_listed_with_the_end_of_their_certificates(protofed: Terminal,
     assert info.certificate_until == row.not_after
     where = ("--server", tls.server.address, "--identity", tls.identity("boss", Party.OPERATOR))
     assert time.strftime("%Y-%m-%d", time.gmtime(row.not_after)) in protofed.says("sites", "list", *where)
-
-
-def test_a_site_whose_certificate_is_revoked_is_listed_so_and_counts_in_no_round(tls: TlsServer) -> None:
-    tls.site("site-1")
     current = tls.server.runs.current
     assert current is not None
     presence = current._context.presence
@@ -431,11 +421,6 @@ def test_a_site_whose_certificate_is_revoked_is_listed_so_and_counts_in_no_round
         (info,) = operator.sites()
         assert (info.status, info.activity_text, info.certificate_until) == ("revoked", "laptop lost", 0.0)
         assert presence.enrolled(Role.TRAINER) == frozenset()
-
-
-@pytest.mark.parametrize("command", [("runs",), ("sites",), *(command[:2] for command in COMMANDS)])
-def test_every_command_has_help(protofed: Terminal, command: tuple[str, ...]) -> None:
-    assert "Usage" in protofed.says(*command, "--help")
 
 
 # The wire
@@ -527,7 +512,7 @@ def test_a_list_of_runs_has_the_reason_of_an_end_in_few_words() -> None:
     assert " ".join(shown(120, *tables.run_parts(pb.RunDetail(info=info), everything=False))).count("words") == 40
 
 
-def test_what_speaks_against_the_models_is_shown_above_the_rounds() -> None:
+def test_a_run_has_its_warnings_above_few_rounds_and_few_scores() -> None:
     warnings = [pb.ModelWarning(code="one-class", round=2, text="It calls every image 'nv'.")]
     detail = pb.RunDetail(rounds=[pb.RoundInfo(round=2)], attempts=1, model_warnings=warnings)
     lines = shown(80, *tables.run_parts(detail, everything=False))
@@ -535,6 +520,12 @@ def test_what_speaks_against_the_models_is_shown_above_the_rounds() -> None:
     assert plain(detail)["model_warnings"] == [
         {"code": "one-class", "round": 2, "site": "", "text": "It calls every image 'nv'."}
     ]
+    scores = [pb.Score(name=name, mean=0.5, sites=3) for name in ("global.accuracy", "global.recall.7")]
+    lines = shown(80, *tables.run_parts(pb.RunDetail(scores=scores, scored_round=4), everything=False))
+    assert "scores after round 4" in lines
+    assert sum("global" in line for line in lines) == 1
+    detail = pb.RunDetail(info=pb.RunInfo(ended_at=1.0), rounds=[pb.RoundInfo(round=1, outcome="open")])
+    assert any("unfinished" in line for line in shown(80, *tables.run_parts(detail, everything=False)))
 
 
 def test_of_many_rounds_the_newest_are_shown() -> None:
@@ -547,31 +538,16 @@ def test_of_many_rounds_the_newest_are_shown() -> None:
     assert not any("earlier" in line for line in whole)
 
 
-def test_a_round_that_the_runs_end_left_open_is_called_unfinished() -> None:
-    detail = pb.RunDetail(info=pb.RunInfo(ended_at=1.0), rounds=[pb.RoundInfo(round=1, outcome="open")])
-    assert any("unfinished" in line for line in shown(80, *tables.run_parts(detail, everything=False)))
-
-
-def test_scores_of_single_classes_are_left_to_json() -> None:
-    scores = [pb.Score(name=name, mean=0.5, sites=3) for name in ("global.accuracy", "global.recall.7")]
-    lines = shown(80, *tables.run_parts(pb.RunDetail(scores=scores, scored_round=4), everything=False))
-    assert "scores after round 4" in lines
-    assert sum("global" in line for line in lines) == 1
-
-
 BEST = pb.BestRound(round=7, score="global.balanced_accuracy", value=0.8125, kept=7)
 
 
-def test_the_best_round_is_named_with_its_score_and_that_this_flatters_it() -> None:
+@pytest.mark.parametrize(("kept", "end"), [(5, "the best that is kept is round 5"), (-1, "none is kept")])
+def test_the_best_round_is_named_with_its_score_and_whether_it_is_kept(kept: int, end: str) -> None:
     (line,) = [
         line for line in shown(120, *tables.run_parts(pb.RunDetail(best=BEST), everything=False)) if "best" in line
     ]
     assert line == "best: round 7, global.balanced_accuracy 0.8125 (chosen by this score: optimistic)"
     assert not any("best" in line for line in shown(120, *tables.run_parts(pb.RunDetail(), everything=False)))
-
-
-@pytest.mark.parametrize(("kept", "end"), [(5, "the best that is kept is round 5"), (-1, "none is kept")])
-def test_a_best_round_whose_state_is_gone_is_told_so(kept: int, end: str) -> None:
     best = best_snapshot(pb.RunDetail(best=pb.BestRound(round=7, score="x", value=0.5, kept=kept)))
     assert best is not None
     assert best_sentence(best).endswith(f"its state is no longer kept, {end}")

@@ -135,14 +135,11 @@ def test_a_shipped_policy_refuses_exactly_the_methods_that_it_does_not_name(
         assert {tensor.refused_by for tensor in aggregated.outgoing} == {None}
 
 
-def test_sizes_are_those_of_the_tensors(recipe_of: RecipeOf) -> None:
+def test_sizes_are_those_of_the_tensors_or_of_the_masked_vector(recipe_of: RecipeOf) -> None:
     plan = site_plan(recipe_of("fednh"))
     body = 4 * (16 * 9 + 16 + 32 * 16 * 9 + 32 + 64 * 128 + 64)
     assert plan.sent_bytes == (body + 4, body + 4 + 10 * 64 * 4)
     assert plan.received_bytes == body + 4 + 10 * 64 * 4
-
-
-def test_under_secure_aggregation_the_size_is_that_of_the_masked_vector(recipe_of: RecipeOf) -> None:
     plan = site_plan(recipe_of("fedavg", federation=SECURE))
     numbers = sum(tensor.spec.nbytes for tensor in plan.outgoing) // 4 + 1  # of float32; and the weight
     assert plan.masked == numbers
@@ -153,21 +150,25 @@ def test_under_secure_aggregation_the_size_is_that_of_the_masked_vector(recipe_o
     assert site_plan(recipe_of("fedavg")).masked is None
 
 
-def test_a_part_that_is_not_allowed_is_refused_by_its_rule(recipe_of: RecipeOf) -> None:
-    plan = site_plan(recipe_of("fednh"), policy("fednh", parts={"body", "head"}))
-    assert {tensor.spec.part: tensor.refused_by for tensor in plan.outgoing} == {
-        Part.BODY: None,
-        Part.HEAD: None,
-        Part.PROTOTYPES: "parts",
-    }
-    assert plan.refusals[0] == "method 'fednh' sends 'prototypes', which is not in this site's policy (parts)"
-
-
-def test_an_update_that_is_too_large_is_refused_whole(recipe_of: RecipeOf) -> None:
+@pytest.mark.parametrize(
+    ("method", "changes", "refused", "said"),
+    [
+        ("fednh", {"parts": {"body", "head"}}, {"prototypes"}, "method 'fednh' sends 'prototypes', which is not in"),
+        ("fednh", {"max_update_mb": 0.05}, {"body", "head", "prototypes"}, "max_update_mb = 0.05"),
+        ("fedavg", {"dtypes": {"int64"}}, {"body", "head"}, "dtypes"),
+        ("fedavg", {"max_tensor_mb": 0.001}, {"body", "head"}, "max_tensor_mb"),
+        ("cwfedavg", {"class_distribution_estimate": False}, {"class-shares"}, "part 'class-shares'"),
+    ],
+)
+def test_what_may_not_leave_is_refused_by_its_rule(
+    method: str, changes: dict[str, Any], refused: set[str], said: str, recipe_of: RecipeOf
+) -> None:
+    plan, (rule,) = site_plan(recipe_of(method), policy(method, **changes)), changes
+    found = {tensor.spec.part.value: tensor.refused_by for tensor in plan.outgoing if tensor.refused_by}
+    assert found == dict.fromkeys(refused, rule)
+    assert said in plan.refusals[0]
+    assert rule in plan.refusals[0]
     assert not site_plan(recipe_of("fednh"), policy("fednh", max_update_mb=0.1)).refusals
-    plan = site_plan(recipe_of("fednh"), policy("fednh", max_update_mb=0.05))
-    assert {tensor.refused_by for tensor in plan.outgoing} == {"max_update_mb"}
-    assert "max_update_mb = 0.05" in plan.refusals[0]
 
 
 def test_true_shares_exist_only_in_simulations(recipe_of: RecipeOf) -> None:
@@ -193,14 +194,11 @@ def test_a_count_that_the_run_needs_and_the_policy_keeps_refuses_the_run(recipe_
     ]
 
 
-def test_only_scores_that_the_policy_names_leave(recipe_of: RecipeOf) -> None:
+def test_only_scores_that_the_policy_names_leave_and_each_says_what_it_tells(recipe_of: RecipeOf) -> None:
     plan = site_plan(recipe_of("fednh"), policy("fednh", metrics={"personal.recall", "personal.pm_v"}))
     assert {of: names for of, names in plan.released.items() if names} == {OWN: ("personal.pm_v", "personal.recall")}
     assert "personal.recall" in plan.scalars[OWN]
     assert "personal.auroc" not in plan.scalars[OWN]
-
-
-def test_each_score_says_what_can_be_computed_from_it(recipe_of: RecipeOf) -> None:
     plan = site_plan(recipe_of("fednh"), policy("fednh", metrics={"global.accuracy", "personal.pm_l"}))
     shown, sentences = " ".join(printed(plan, 100, policy="mine").split()), plain(plan)["scalars_disclose"]
     assert sentences.keys() == {name for names in plan.scalars.values() for name in names}
@@ -245,29 +243,6 @@ def test_a_site_that_hides_its_classes_keeps_what_tells_of_them(
     assert plan.refusals
     assert all("(hide_class_presence)" in why and "secure aggregation" in why for why in plan.refusals)
     assert "secure aggregation (hide_class_presence)" in " ".join(plan.rules)
-
-
-@pytest.mark.parametrize(
-    ("method", "changes", "rule", "part"),
-    [("cwfedavg", {"class_distribution_estimate": False}, "class_distribution_estimate", "class-shares")],
-)
-def test_a_part_about_classes_is_refused_by_the_rule_about_classes(
-    method: str, changes: dict[str, Any], rule: str, part: str, recipe_of: RecipeOf
-) -> None:
-    plan = site_plan(recipe_of(method), policy(method, **changes))
-    assert {tensor.spec.part: tensor.refused_by for tensor in plan.outgoing if tensor.refused_by} == {part: rule}
-    assert plan.refusals
-    assert all(f"part '{part}'" in why and f"({rule})" in why for why in plan.refusals)
-
-
-@pytest.mark.parametrize(
-    ("changes", "rule"), [({"dtypes": {"int64"}}, "dtypes"), ({"max_tensor_mb": 0.001}, "max_tensor_mb")]
-)
-def test_a_tensor_that_may_not_leave_keeps_all_of_them(changes: dict[str, Any], rule: str, recipe_of: RecipeOf) -> None:
-    plan = site_plan(recipe_of("fedavg"), policy("fedavg", **changes))
-    assert {tensor.refused_by for tensor in plan.outgoing} == {rule}
-    assert len(plan.refusals) == 1
-    assert rule in plan.refusals[0]
 
 
 def test_what_the_policy_says_is_said_in_sentences(recipe_of: RecipeOf) -> None:
@@ -329,16 +304,13 @@ def test_it_can_be_read_in_a_terminal(method: str, recipe_of: RecipeOf) -> None:
             assert tensor.spec.part.discloses in " ".join(by_part.split())
 
 
-def test_an_option_is_named_where_there_is_one(recipe_of: RecipeOf) -> None:
+def test_the_screen_names_its_option_and_takes_no_markup(recipe_of: RecipeOf) -> None:
     plan = site_plan(recipe_of("fedavg"))
     assert ["--tensors" in printed(plan, 100, tensors=tensors) for tensors in (False, True, None)] == [
         True,
         False,
         False,
     ]
-
-
-def test_brackets_of_a_reason_are_no_markup(recipe_of: RecipeOf) -> None:
     plan = replace(site_plan(recipe_of("fednh"), policy("fednh")), refusals=("remove [data] [/]",), rules=("see [x]",))
     shown = printed(plan, 100, policy="mine")
     assert "remove [data] [/]" in shown
@@ -516,10 +488,13 @@ def test_a_sentence_of_a_sum_says_by_what_it_is_weighed_and_of_how_many_it_is_at
     assert told[Part.LABEL_DISTRIBUTION].plain == "", "it never leaves without a sum"
 
 
-def test_a_method_without_a_form_says_why_and_nothing_of_sums() -> None:
+def test_only_a_method_with_a_form_is_told_of_sums_which_true_shares_may_enter() -> None:
     plan = site_plan(small_recipe("cwfedavg"))
     assert "norms" in plan.server_view.why_not
     assert {each.aggregated for each in plan.server_view.parts} == {""}
+    recipe = small_recipe("cwfedavg", method={"name": "cwfedavg", "shares": "true"}, federation=SECURE)
+    plan = site_plan(recipe, policy("cwfedavg"))
+    assert (plan.refusals, {tensor.refused_by for tensor in plan.outgoing}) == ((), {None})
 
 
 @pytest.mark.parametrize("secure", ["allowed", "required"])
@@ -536,12 +511,6 @@ def test_a_policy_that_asks_for_secure_aggregation_lets_a_run_with_them_in_and_n
         secure != "allowed",
         secure == "allowed",
     )
-
-
-def test_a_site_lets_its_true_shares_into_a_sum_and_nowhere_else() -> None:
-    recipe = small_recipe("cwfedavg", method={"name": "cwfedavg", "shares": "true"}, federation=SECURE)
-    plan = site_plan(recipe, policy("cwfedavg"))
-    assert (plan.refusals, {tensor.refused_by for tensor in plan.outgoing}) == ((), {None})
 
 
 def test_the_screen_and_json_say_what_the_server_sees_with_sums_and_without() -> None:

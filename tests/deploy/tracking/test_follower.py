@@ -178,25 +178,17 @@ def read(folder: Path) -> tuple[Seen, dict[str, list[tuple[int, str]]]]:
     reader = event_accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0})
     reader.Reload()
     scalars = {tag: [(one.step, one.value) for one in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
-    found = plugin_event_accumulator.EventAccumulator(
-        str(folder), size_guidance={"tensors": 0}
-    )  # takes texts back, too
+    found = plugin_event_accumulator.EventAccumulator(str(folder), size_guidance={"tensors": 0})  # takes texts, too
     found.Reload()
-    shown = {
-        tag: [(one.step, float(make_ndarray(one.tensor_proto))) for one in found.Tensors(tag)]
-        for tag in found.Tags()["tensors"]
-        if not tag.endswith("/text_summary") and found.Tensors(tag)
-    }
-    assert shown == {
-        tag: points for tag, points in scalars.items() if points
-    }  # what TensorBoard's own pages are made of
-    texts = {
-        tag.removesuffix("/text_summary"): [
-            (one.step, one.tensor_proto.string_val[0].decode()) for one in found.Tensors(tag)
-        ]
-        for tag in found.Tags()["tensors"]
-        if tag.endswith("/text_summary")
-    }
+    shown: dict[str, list[tuple[int, float]]] = {}
+    texts: dict[str, list[tuple[int, str]]] = {}
+    for tag in found.Tags()["tensors"]:
+        if tag.endswith("/text_summary"):
+            told = [(one.step, one.tensor_proto.string_val[0].decode()) for one in found.Tensors(tag)]
+            texts[tag.removesuffix("/text_summary")] = told
+        elif points := found.Tensors(tag):
+            shown[tag] = [(one.step, float(make_ndarray(one.tensor_proto))) for one in points]
+    assert shown == {tag: points for tag, points in scalars.items() if points}  # TensorBoard's own pages are made of it
     return scalars, texts
 
 
@@ -222,26 +214,19 @@ def follow(run_ledger: RunLedger, tracker: tracking.Tracker) -> int:
         return sync_run(records, run_ledger.row(), book)
 
 
-def test_event_files_are_the_ledgers_numbers_and_say_recipe_and_outcome(run_ledger: RunLedger, tmp_path: Path) -> None:
-    for number in range(3):
-        run_ledger.publish(number, 0.3 + number / 10)
-    run_ledger.ledger.end_run(RUN, "completed", RoundOutcome.COMPLETED)
-    assert follow(run_ledger, EventFiles(tmp_path / "tb")) == 3
-    scalars, texts = read(tmp_path / "tb" / RUN)
-    expect_same(scalars, by_the_ledger(run_ledger))
-    ((step, recipe),) = texts["recipe"]
-    assert (step, json.loads(recipe)) == (0, RECIPE)
-    assert texts["outcome"] == [(2, "completed")]
-
-
-def test_after_restarts_nothing_is_told_twice_and_nothing_is_missing(run_ledger: RunLedger, tmp_path: Path) -> None:
+def test_event_files_are_the_ledgers_numbers_after_restarts_too(run_ledger: RunLedger, tmp_path: Path) -> None:
     tracker = EventFiles(tmp_path / "tb")
     for number in range(4):
         run_ledger.publish(number, number / 10)
         assert follow(run_ledger, tracker) == 1
         assert follow(run_ledger, tracker) == 0
-    scalars, _ = read(tmp_path / "tb" / RUN)
+    run_ledger.ledger.end_run(RUN, "completed", RoundOutcome.COMPLETED)
+    follow(run_ledger, tracker)
+    scalars, texts = read(tmp_path / "tb" / RUN)
     expect_same(scalars, by_the_ledger(run_ledger))
+    ((step, recipe),) = texts["recipe"]
+    assert (step, json.loads(recipe)) == (0, RECIPE)
+    assert texts["outcome"] == [(3, "completed")]
 
 
 @pytest.mark.parametrize("lost", ["protofed.json", "events.out.tfevents.0000000002.protofed"])
@@ -307,7 +292,7 @@ def test_a_round_that_is_not_scored_yet_is_not_taken_back_by_a_rollback_to_it(
     assert [step for step, _ in scalars["round/seconds"]] == [0, 1]
 
 
-def test_two_do_not_write_in_one_folder(run_ledger: RunLedger, tmp_path: Path) -> None:
+def test_two_do_not_write_in_one_folder_nor_two_runs_of_a_name(run_ledger: RunLedger, tmp_path: Path) -> None:
     tracker = EventFiles(tmp_path / "tb")
     with (
         tracker.open(run_ledger.row()),
@@ -315,9 +300,6 @@ def test_two_do_not_write_in_one_folder(run_ledger: RunLedger, tmp_path: Path) -
         EventFiles(tmp_path / "tb").open(run_ledger.row()),
     ):
         pass
-
-
-def test_another_run_of_that_name_has_no_room_in_the_folder(run_ledger: RunLedger, tmp_path: Path) -> None:
     run_ledger.publish(0)
     follow(run_ledger, EventFiles(tmp_path / "tb"))
     (tmp_path / "other").mkdir()

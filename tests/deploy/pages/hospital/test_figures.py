@@ -125,6 +125,7 @@ def test_a_site_that_sent_nothing_has_no_picture(state: Path) -> None:
     browser = Browser(client_page(state))
     for path in ("/", "/left", "/runs/kept"):
         assert images(browser.get(path)) == {}
+    assert 'id="log-good"' not in browser.get("/left")
 
 
 def test_times_are_readable_on_every_page(state: Path) -> None:
