@@ -53,7 +53,6 @@ def said(capfd: pytest.CaptureFixture[str]) -> Read:
 
 
 def alone() -> None:
-    """Without pytest's own handlers."""
     logging.getLogger().handlers = []
     logs.configure()
 
@@ -61,9 +60,6 @@ def alone() -> None:
 def only(read: Read) -> dict[str, Any]:
     (line,) = read()
     return line
-
-
-# Format
 
 
 def test_off_a_terminal_an_event_is_a_line_of_json_with_its_time_in_utc(said: Read) -> None:
@@ -134,10 +130,7 @@ def test_what_peers_wrote_moves_no_cursor_and_begins_no_line_on_a_terminal(
     assert r"OSError: \x1b[2J\r" in capfd.readouterr().err
 
 
-# What every event says
-
-
-def test_every_event_of_a_daemon_names_its_site_from_any_thread_and_its_own_keys_come_first(said: Read) -> None:
+def test_every_event_names_its_site_and_its_own_keys_first(said: Read) -> None:
     work: dict[str, object] = {"run": "r", "round": 2}
     logs.bind_fields(lambda: {"site": "ann", **work})
     thread = threading.Thread(target=lambda: log.info("handed in", round=1))
@@ -149,15 +142,9 @@ def test_every_event_of_a_daemon_names_its_site_from_any_thread_and_its_own_keys
     assert (first["site"], first["run"], first["round"]) == ("ann", "r", 1)
     assert second["site"] == "ann"
     assert "run" not in second
-
-
-def test_what_cannot_be_asked_costs_no_line(said: Read) -> None:
     logs.bind_fields(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
     log.info("ready")
     assert only(said)["event"] == "ready"
-
-
-# Others
 
 
 def test_warnings_and_libraries_logs_are_events(said: Read) -> None:
@@ -180,15 +167,11 @@ def test_warnings_and_libraries_logs_are_events(said: Read) -> None:
     assert "ValueError: in a callback" in third["exception"]
 
 
-def test_libraries_are_listened_to_once_however_often_logs_are_set_up(said: Read) -> None:
+def test_libraries_are_listened_to_once_also_those_with_lines_of_their_own(said: Read) -> None:
     alone()
     logs.configure()
     logging.getLogger("alembic").error("once")
     assert len(said()) == 1
-
-
-def test_a_library_with_lines_of_its_own_is_made_to_speak_like_the_others(said: Read) -> None:
-    alone()
     loud = logging.getLogger("loud.inner")
     loud.propagate = False
     loud.addHandler(logging.StreamHandler())
@@ -226,12 +209,8 @@ def test_a_daemons_last_words_are_an_event_and_a_commands_are_not(said: Read) ->
         logs.log_exit("no such recipe", 78, error)
 
 
-# What is hidden
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A site's images."""
     root = tmp_path / "lesions of north"
     (root / "Jane Doe").mkdir(parents=True)
     for name in ("Jane Doe/scan one.tif", "Jane Doe/p0817.bin", "t10k-labels", "a"):
@@ -353,9 +332,6 @@ def test_the_folder_of_all_data_sets_is_hidden(said: Read, monkeypatch: pytest.M
     assert (line["why"], line["path"]) == ("<data>", "<data>")
 
 
-# Values
-
-
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
@@ -365,7 +341,7 @@ def test_the_folder_of_all_data_sets_is_hidden(said: Read, monkeypatch: pytest.M
         (np.int64(3), 3),
         (True, True),
         (None, None),
-        (Verdict.LATE, "stale"),
+        (Verdict.LATE, "late"),
         (b"weights", "<7 bytes>"),
         (np.array([12, 30, 7]), "<ndarray>"),
         ([12, 30, 7], "<numbers>"),
@@ -407,9 +383,6 @@ def test_what_cannot_be_shown_costs_no_line(said: Read) -> None:
     assert line["event"] == "task failed unforeseen"
     assert "Wrong" in line["exception"]
     assert len(line["long"]) <= logs.LONGEST_TEXT + 1
-
-
-# Where lines go
 
 
 SCRIPT = """

@@ -44,20 +44,13 @@ def test_who_has_not_answered_keeps_nothing(status: str) -> None:
     assert kept(scored(2, status, a="reported")) == 0
 
 
-def test_who_has_no_model_of_its_own_keeps_nothing() -> None:
+def test_who_was_not_asked_or_has_no_model_keeps_nothing() -> None:
     assert kept(scored(2, a="failed")) == 0
     assert kept(attempt(2, "published", 910, 920, a="reported")) == 0
-
-
-def test_a_round_after_which_only_evaluators_are_asked_says_nothing() -> None:
-    """`score_personal_every = 2`: the scores at hand are of round 3, after which no trainer was asked."""
     told, evaluator_only = scored(2, a="reported"), attempt(3, "published", 920, 930, a="reported")
     evaluator_only.sites.add(site="evaluator", kind="score", task_status="reported")
     assert kept(told, evaluator_only, scores={3: [GLOBAL]}) == 0
     assert kept(told, evaluator_only, scores={2: [GLOBAL]}) == 1
-
-
-def test_a_round_that_was_rolled_back_says_nothing() -> None:
     row = scored(2, a="reported")
     row.outcome = "rolled-back"
     assert kept(row) == 0

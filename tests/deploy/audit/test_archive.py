@@ -7,13 +7,11 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.deploy.audit.test_rotation import ROUNDS, rounds, send
-from tests.support.command_line import called
 
 from protofed.common.errors import StateError
 from protofed.common.storage import files
@@ -23,23 +21,6 @@ from protofed.deploy.audit.reader import handed_in
 
 LOG = "audit.jsonl"
 Protofed = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def protofed(capfd: pytest.CaptureFixture[str]) -> Protofed:
-    """`protofed audit …`: exit code, standard output, standard error."""
-    return partial(called, capfd, "audit")
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    """State folder of a site with a log of four segments."""
-    journal = Journal(tmp_path / "site" / LOG, 1700)
-    for number in range(1, ROUNDS + 1):
-        send(journal, number)
-    journal.close()
-    assert len(segments(tmp_path / "site" / LOG)) == 4
-    return tmp_path / "site"
 
 
 @pytest.fixture
@@ -123,16 +104,6 @@ def test_an_archive_that_was_tampered_with_is_found(
         assert (code, "are not here, of segment 1:" in out) == (0, True)
     else:
         assert (code, path.name.removesuffix(".gz") in err) == (1, True)
-
-
-def test_a_live_log_that_was_tampered_with_is_found_beside_its_archive(
-    protofed: Protofed, state: Path, folder: Path
-) -> None:
-    archives.archive(state / LOG, folder)
-    live = state / "audit.000004.jsonl"
-    live.write_bytes(live.read_bytes().replace(b'"number":4', b'"number":5', 1))
-    code, _, err = protofed("verify", state, "--archive", folder)
-    assert (code, live.name in err) == (1, True)
 
 
 def test_a_log_that_was_tampered_with_is_not_archived(protofed: Protofed, state: Path, folder: Path) -> None:

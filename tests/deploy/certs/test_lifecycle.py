@@ -118,7 +118,7 @@ def test_keys_are_for_their_owner_only_and_leave_in_no_file(authority: Authority
     assert "key=" not in repr(authority)
 
 
-def test_the_ca_decides_usage_and_dates_whatever_the_request_says(authority: Authority) -> None:
+def test_the_ca_decides_usage_and_dates_and_keeps_a_copy(authority: Authority) -> None:
     bundle = lifecycle.read_bundle(approved(custom("protofed://site/a"), authority, days=10), "bundle")
     made = x509.load_pem_x509_certificate(bundle.certificate_pem)
     assert not made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
@@ -126,12 +126,8 @@ def test_the_ca_decides_usage_and_dates_whatever_the_request_says(authority: Aut
     assert list(usages) == [ExtendedKeyUsageOID.CLIENT_AUTH]
     assert timedelta(days=9, hours=23) < bundle.certificate.not_after - datetime.now(UTC) <= timedelta(days=10)
     assert bundle.certificate.not_before < datetime.now(UTC), "clocks that are a little late see it as valid"
-
-
-def test_a_copy_of_what_was_signed_stays_with_the_ca(authority: Authority) -> None:
-    made = lifecycle.read_bundle(approved(custom("protofed://operator/olga"), authority), "bundle")
-    copy = authority.folder / "issued" / f"operator-olga-{made.certificate.fingerprint[:16]}.pem"
-    assert copy.read_bytes() == made.certificate_pem
+    copy = authority.folder / "issued" / f"site-a-{bundle.certificate.fingerprint[:16]}.pem"
+    assert copy.read_bytes() == bundle.certificate_pem
 
 
 def test_a_name_with_a_valid_certificate_gets_another_as_a_renewal_only(tmp_path: Path) -> None:

@@ -4,21 +4,78 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import typer
 from tests.support.command_line import called
-from tests.support.operator_stub import CertificateInfo, OperatorStub
 
+from protofed.common.errors import UnavailableError
 from protofed.common.pki.certificate import code
-from protofed.common.pki.identity import Party, fingerprint, read_identity
+from protofed.common.pki.identity import Party, fingerprint, read_certificate, read_identity
 from protofed.deploy.certs.lifecycle import install, make_authority, request, sign_request
 from protofed.deploy.certs.request import read_request
 from protofed.deploy.operator import connection
+
+REVOKED = datetime(2030, 5, 1, 12, tzinfo=UTC)
+
+
+@dataclass
+class CertificateInfo:
+    """A server's message about a certificate."""
+
+    party: str
+    name: str
+    fingerprint: str
+    not_before: float
+    not_after: float
+    revoked_at: float = 0.0
+    reason: str = ""
+    roles: Sequence[str] = ()
+
+
+@dataclass
+class OperatorStub:
+    """What `certs` needs of an operator's connection."""
+
+    address: str
+    identity: Path | None
+    plaintext: bool
+    known: ClassVar[dict[str, CertificateInfo]] = {}
+    dialled: ClassVar[list[tuple[str, Path | None, bool]]] = []
+    down: ClassVar[bool] = False
+    renewals: ClassVar[list[bool]] = []  # what each registration said
+
+    def __enter__(self) -> OperatorStub:
+        self.dialled.append((self.address, self.identity, self.plaintext))
+        if OperatorStub.down:
+            raise UnavailableError(f"no server at {self.address}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    def register(self, pem: str, roles: Sequence[str] = (), *, renewal: bool = False) -> CertificateInfo:
+        one = read_certificate(pem.encode(), "pem")
+        dates = one.not_before.timestamp(), one.not_after.timestamp()
+        info = CertificateInfo(one.party, one.name, one.fingerprint, *dates, roles=roles or ["trainer"])
+        self.known[one.fingerprint] = info
+        self.renewals.append(renewal)
+        return info
+
+    def revoke(self, name_or_fingerprint: str, reason: str) -> list[CertificateInfo]:
+        found = [one for one in self.known.values() if name_or_fingerprint in (one.name, one.fingerprint)]
+        for one in found:
+            one.revoked_at, one.reason = REVOKED.timestamp(), reason
+        return found
+
+    def certificates(self) -> list[CertificateInfo]:
+        return list(self.known.values())
+
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -123,8 +180,8 @@ def test_a_request_and_a_signature_are_for_one_party(certs: Cli) -> None:
         assert not Path("a").exists()
     done(certs("init", "--ca", "ca"))
     done(certs("request", "--identity", "a", "--site", "a"))
-    for given in ((), ("--site", "a", "--server-name", "a"), ("--server", "h:1")):
-        refused(certs("sign", "a/site-a.request.pem", "--ca", "ca", *given), "expected exactly one of --site ID")
+    for named in ((), ("--site", "a", "--server-name", "a"), ("--server", "h:1")):
+        refused(certs("sign", "a/site-a.request.pem", "--ca", "ca", *named), "expected exactly one of --site ID")
     assert not list(Path("ca/issued").iterdir())
 
 

@@ -43,7 +43,7 @@ def kept(tmp_path: Path) -> OwnScores:
     return made
 
 
-def test_a_table_by_round(run: Run, kept: OwnScores, tmp_path: Path) -> None:
+def test_scores_are_a_table_by_round_or_json_and_all_have_stayed(run: Run, kept: OwnScores, tmp_path: Path) -> None:
     code, out, _ = run("--state", tmp_path)
     assert code == 0
     rows = [line.strip("│").replace("│", " ").split() for line in out.splitlines() if line.startswith("│")]
@@ -51,15 +51,13 @@ def test_a_table_by_round(run: Run, kept: OwnScores, tmp_path: Path) -> None:
     assert "digits" in out
     assert "recall" not in out
     assert kept.runs() == ["digits"]
-
-
-def test_json_has_the_scores_of_single_classes_too(run: Run, kept: OwnScores, tmp_path: Path) -> None:
     code, out, _ = run("digits", "--state", tmp_path, "--json")
     printed = json.loads(out)
     assert (code, printed["run"]) == (0, "digits")
     assert [scored["round"] for scored in printed["rounds"]] == [1, 2, 3]
     assert printed["rounds"][1]["scores"] == kept.rounds("digits")[1].scores
     assert printed["rounds"][1]["scores"]["personal.recall.3"] == 0.125
+    assert "stayed at this site: all of them" in run("--state", tmp_path)[1]
 
 
 def test_what_left_is_read_from_the_audit_log_and_the_rest_has_stayed(
@@ -99,10 +97,6 @@ def test_what_left_in_a_secure_aggregation_has_not_stayed(run: Run, kept: OwnSco
     rounds = json.loads(run("--state", tmp_path, "--json")[1])["rounds"]
     assert [scored["left"] for scored in rounds] == [["loss"], [], []]
     assert [scored["left_in_sums"] for scored in rounds] == [["personal.recall.3"], ["loss"], []]
-
-
-def test_without_a_message_all_have_stayed(run: Run, kept: OwnScores, tmp_path: Path) -> None:
-    assert "stayed at this site: all of them" in run("--state", tmp_path)[1]
 
 
 def test_none_is_said_to_have_stayed_of_more_scores_than_the_log_lists(

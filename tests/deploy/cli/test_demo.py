@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.support.command_line import called
 
 from protofed.common.errors import StateError
 from protofed.deploy import shipped
@@ -69,11 +70,10 @@ def test_a_folder_with_something_else_in_it_is_left_alone(name: str, tmp_path: P
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [theirs]
 
 
-def test_the_command_refuses_such_a_folder(tmp_path: Path) -> None:
+def test_the_command_refuses_such_a_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "server").mkdir()
-    demo = start(tmp_path)
-    out, _ = demo.communicate(timeout=120)
-    assert demo.returncode == 74, out
+    code, out, _ = called(capfd, "demo", f"--keep={tmp_path}")
+    assert code == 74, out
     assert [path.name for path in tmp_path.iterdir()] == ["server"]
 
 

@@ -100,8 +100,9 @@ def test_a_simulation_refuses_what_cannot_be_simulated(
     expect(protofed("simulate", altered(tmp_path, change)), code, phrase)
 
 
-def test_recipes_that_come_along_are_known_by_name(protofed: Cli) -> None:
+def test_a_recipe_is_known_by_name_or_file(protofed: Cli, tmp_path: Path) -> None:
     expect(protofed("simulate", "digits-fedhn"), 78, "did you mean 'digits-fednh'?")
+    expect(protofed(*SERVER, "--recipe", tmp_path / "no.toml", "--state", tmp_path), 78, "no.toml", "No such file")
 
 
 @pytest.mark.parametrize("kind", ["policies", "recipes"])
@@ -131,10 +132,6 @@ def test_a_policy_can_be_named_wherever_its_file_can(protofed: Cli, tmp_path: Pa
     expect(protofed(*CLIENT, *site, "--state", tmp_path / "s"), 78, "did you mean 'standard'?")
 
 
-def test_a_missing_recipe_file_is_named(protofed: Cli, tmp_path: Path) -> None:
-    expect(protofed(*SERVER, "--recipe", tmp_path / "no.toml", "--state", tmp_path), 78, "no.toml", "No such file")
-
-
 def test_a_server_without_recipe_serves_and_has_nothing_left_to_do(protofed: Cli, tmp_path: Path) -> None:
     code, told, err = protofed(*SERVER, "--state", tmp_path, "--listen", "127.0.0.1:0", "--until-finished")
     assert code == 0, err
@@ -146,6 +143,7 @@ def test_plain_text_never_leaves_the_machine(listen: str, protofed: Cli, tmp_pat
     expect(protofed(*SERVER, "--recipe", RECIPE, "--state", tmp_path / "s", "--listen", listen), 78, "loopback")
     arguments = [*SITE_A, "--state", tmp_path / "c", "--server", listen]
     expect(protofed(*CLIENT, *arguments), 78, "loopback")
+    expect(protofed("runs", "list", "--server", listen, "--plaintext"), 78, "loopback")
 
 
 @pytest.mark.parametrize("more", [[], ["--plaintext", "--identity", "somewhere"]])
@@ -156,13 +154,10 @@ def test_nothing_is_plain_text_unless_it_is_asked_for(more: list[str], protofed:
     expect(protofed("runs", "list", *more), 78, *said)
 
 
-def test_a_taken_port_is_said_to_be_taken(protofed: Cli, tmp_path: Path) -> None:
+def test_a_taken_port_and_a_taken_folder_are_said_to_be(protofed: Cli, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         listen = f"127.0.0.1:{other.getsockname()[1]}"
         expect(protofed(*SERVER, "--recipe", RECIPE, "--state", tmp_path / "s", "--listen", listen), 69, "taken")
-
-
-def test_a_state_folder_serves_one_server(protofed: Cli, tmp_path: Path) -> None:
     lock = Lock(tmp_path)
     expect(protofed(*SERVER, "--recipe", RECIPE, "--state", tmp_path, "--listen", "127.0.0.1:0"), 74, "in use")
     lock.release()
@@ -191,29 +186,20 @@ def test_bad_site_settings_are_named(protofed: Cli, tmp_path: Path) -> None:
     expect(protofed(*CLIENT, "--site", "a", "--policy", POLICY, "--state", tmp_path), 78, "'data' is missing")
 
 
-def test_internal_errors_show_no_traceback_without_debug(protofed: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_program_are_one_line_or_quiet(protofed: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted = RuntimeError("Error calling __set_name__")
+    interrupted.__cause__ = KeyboardInterrupt()
+    errors = iter((RuntimeError("unforeseen"), ModuleNotFoundError(name="torch"), interrupted, RuntimeError("again")))
+
     def broken(*_: object) -> None:
-        raise RuntimeError("unforeseen")
+        raise next(errors)
 
     monkeypatch.setattr(shipped, "recipe", broken)
     expect(protofed("simulate", "digits-fednh"), 70, "unforeseen", "--debug")
-    with pytest.raises(RuntimeError, match="unforeseen"):
-        main.main(["--debug", "simulate", "digits-fednh"])
-
-
-def test_a_server_install_says_what_a_site_needs(protofed: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(*_: object) -> None:
-        raise ModuleNotFoundError("No module named 'torch'", name="torch")
-
-    monkeypatch.setattr(shipped, "recipe", absent)
     expect(protofed("simulate", "digits-fednh"), 78, "torch is not installed", "[client]'")
-
-
-def test_a_simulation_prints_its_scores_as_json(protofed: Cli, tmp_path: Path) -> None:
-    code, out, _ = protofed("simulate", altered(tmp_path, ("^rounds = 20", "rounds = 2")), "--json")
-    assert code == 0
-    assert '"global.accuracy"' in out
-    assert '"phase": "completed"' in out
+    assert protofed("simulate", "digits-fednh")[::2] == (130, "")
+    with pytest.raises(RuntimeError, match="again"):
+        main.main(["--debug", "simulate", "digits-fednh"])
 
 
 def test_a_simulation_that_stops_early_says_after_which_round(protofed: Cli, tmp_path: Path) -> None:
@@ -226,6 +212,7 @@ def test_a_simulation_that_stops_early_says_after_which_round(protofed: Cli, tmp
     assert (run["round"], run["phase"], run["failed"]) == (2, reason, False)
     assert reason in err
     assert "best: round " in err
+    assert '"global.accuracy"' in out
 
 
 def test_a_simulation_says_at_its_end_that_its_model_is_of_no_use(protofed: Cli, tmp_path: Path) -> None:
@@ -234,22 +221,9 @@ def test_a_simulation_says_at_its_end_that_its_model_is_of_no_use(protofed: Cli,
     assert code == 0
     (run,) = json.loads(out)
     (warning,) = run["warnings"]
+    assert run["phase"] == "completed"
     assert warning["code"] in ("one-class", "chance")
     assert f"{warning['code']}: {warning['text']}" in " ".join(err.split())  # its own line: the log has the text, too
-
-
-COMMANDS = [
-    *[(), ("server",), ("client",), ("simulate",), ("demo",), ("figures",), ("tracking",), ("server", "start")],
-    *(("client", name) for name in ("start", "check", "preview", "runs", "approve", "doctor", "health", "scores")),
-    *(("client", name) for name in ("withdraw", "deny", "pause", "resume")),
-]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(command: tuple[str, ...], protofed: Cli) -> None:
-    code, out, _ = protofed(*command, "--help")
-    assert code == 0
-    assert "Usage: protofed" in re.sub(r"\x1b\[[0-9;]*m", "", out) or "Usage" in out
 
 
 def every_command(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -259,15 +233,21 @@ def every_command(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
         yield path, command
 
 
+GROUPS = [(name,) for name in ("server", "client", "runs", "sites", "certs", "audit", "tracking")] + [("runs", "show")]
+
+
 @pytest.mark.parametrize("help_option", ["-h", "--help"])
 def test_help_has_two_names_at_every_depth(help_option: str, protofed: Cli) -> None:
-    assert [protofed(*words, help_option)[0] for words in ((), ("client",), ("runs", "show"))] == [0, 0, 0]
+    assert [protofed(*words, help_option)[0] for words in ((), *GROUPS)] == [0] * 9
 
 
 @pytest.mark.parametrize(
     ("path", "command"), list(every_command(get_command(main.app))), ids=lambda value: str(value)[:40]
 )
-def test_every_command_has_an_example_that_it_understands(path: tuple[str, ...], command: Any) -> None:
+def test_every_command_has_help_with_an_example_that_it_understands(
+    path: tuple[str, ...], command: Any, protofed: Cli
+) -> None:
+    assert "Usage" in protofed(*path, "--help")[1]
     examples = re.findall(r"`protofed (.*?)`", command.help.partition("Example")[2].replace("\n", " "))
     own = [words for words in map(shlex.split, examples) if tuple(words[: len(path)]) == path]
     assert own, f"protofed {' '.join(path)} --help has no example"
@@ -303,14 +283,6 @@ def test_ctrl_c_while_the_command_line_is_imported_ends_quietly() -> None:
     )
     done = subprocess.run([sys.executable, "-c", interrupted], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "")
-
-
-def test_ctrl_c_while_a_class_is_made_ends_quietly(protofed: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
-
-    monkeypatch.setattr(shipped, "recipe", interrupted)
-    assert protofed("simulate", "digits-fednh")[::2] == (130, "")
 
 
 def test_an_interrupted_simulation_with_a_state_says_how_it_goes_on(

@@ -51,7 +51,7 @@ def volumes(service: dict[str, Any]) -> dict[str, tuple[str, bool]]:
 
 
 @each
-def test_a_container_has_no_more_rights_than_it_needs(file: str, name: str) -> None:
+def test_a_container_has_limits_and_no_more_rights_than_it_needs(file: str, name: str) -> None:
     one = services(file)[name]
     uid, _ = one["user"].split(":")
     assert int(uid) > 0
@@ -62,11 +62,6 @@ def test_a_container_has_no_more_rights_than_it_needs(file: str, name: str) -> N
     assert not {"cap_add", "privileged", "devices", "pid", "ipc", "userns_mode", "container_name"} & one.keys()
     assert one.get("network_mode", "none") == "none"
     assert not any("docker.sock" in line for line in one.get("volumes", ()))
-
-
-@each
-def test_a_container_has_limits_and_a_log_that_ends(file: str, name: str) -> None:
-    one = services(file)[name]
     assert {"mem_limit", "cpus", "pids_limit"} <= one.keys()
     assert one["logging"] == {"driver": "json-file", "options": {"max-size": "10m", "max-file": "5"}}
 
@@ -166,7 +161,7 @@ def test_a_site_meets_the_server_and_prometheus_and_nobody_else() -> None:
     assert read("compose.yaml")["networks"].keys() - inside == {"outside"}
 
 
-def test_alerts_go_to_a_container_that_reaches_people_and_that_nobody_else_reaches() -> None:
+def test_alerts_reach_people_and_metrics_answer_only_where_they_are_asked() -> None:
     config = yaml.safe_load((DEPLOY / "docker" / "compose" / "prometheus.yml").read_text(encoding="utf-8"))
     assert config["alerting"]["alertmanagers"] == [{"static_configs": [{"targets": ["alertmanager-web:9093"]}]}]
     one = services()["alertmanager"]
@@ -175,10 +170,6 @@ def test_alerts_go_to_a_container_that_reaches_people_and_that_nobody_else_reach
     mounted = volumes(one)
     assert mounted["/etc/alertmanager/alertmanager.yml"][1]
     assert mounted["/etc/alertmanager/secrets"][1]
-
-
-def test_metrics_and_prometheus_answer_only_where_they_are_asked() -> None:
-    """By names that exist on one network only."""
     server, prometheus = services()["server"], services()["prometheus"]
     assert server["environment"]["PROTOFED_SERVER_METRICS__LISTEN"] == "server-metrics:9464"
     assert server["networks"]["monitoring"] == {"aliases": ["server-metrics"]}
@@ -283,13 +274,10 @@ def test_every_setting_is_explained_with_its_default_and_none_is_unused() -> Non
         assert not defaults or defaults == {told[name]}, name
 
 
-def test_nothing_starts_without_a_password_for_grafana() -> None:
+def test_grafana_needs_a_password_and_finds_its_dashboards() -> None:
     environment = services()["grafana"]["environment"]
     assert environment["GF_SECURITY_ADMIN_PASSWORD"].startswith("${GRAFANA_PASSWORD:?")
     assert "\nGRAFANA_PASSWORD=\n" in (DEPLOY / ".env.example").read_text(encoding="utf-8")
-
-
-def test_dashboards_are_where_grafana_looks_for_them() -> None:
     grafana = services()["grafana"]
     assert volumes(grafana)["/etc/grafana/provisioning"] == ("./grafana/provisioning", True)
     assert volumes(grafana)[grafana["environment"]["PROTOFED_DASHBOARDS"]] == ("./grafana/dashboards", True)

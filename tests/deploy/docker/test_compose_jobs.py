@@ -49,17 +49,13 @@ def own(folder: Path, name: str) -> Any:
     return read_certificate((folder / name / "cert.pem").read_bytes(), name)
 
 
-def test_everybody_gets_an_identity_that_can_be_used(tmp_path: Path) -> None:
+def test_everybody_gets_an_identity_and_no_key_moves(tmp_path: Path) -> None:
     run(tmp_path)
     assert read_identity(tmp_path / "server", Party.SERVER, NOW).certificate.hosts == HOSTS
     assert read_identity(tmp_path / "operator", Party.OPERATOR, NOW).certificate.name == "operator"
     for site in SITES:
         assert read_identity(tmp_path / site, Party.SITE, NOW).certificate.name == site
         assert not (tmp_path / site / "ca-key.pem").exists()
-
-
-def test_the_server_knows_the_operator_and_the_operator_whom_to_let_in_and_no_key_moves(tmp_path: Path) -> None:
-    run(tmp_path)
     found = files(tmp_path)
     assert found["server/operators/operator.pem"] == found["operator/cert.pem"]
     for site in SITES:

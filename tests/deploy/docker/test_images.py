@@ -36,17 +36,19 @@ def test_all_comes_from_the_base_image_and_earlier_stages() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_nobody_is_root_in_it(target: str) -> None:
+def test_nobody_is_root_in_it_and_its_labels_say_what_it_is(target: str) -> None:
     assert image(target).said("USER")[-1] == "10001:10001"
     assert image(target).said("STOPSIGNAL") == ["SIGTERM"]
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_no_word_of_a_closed_network_gets_into_its_history(target: str) -> None:
     for _, rest in image(target).steps:
         assert not [name for name in PRIVATE if re.search(rf"\b{name}\b", rest)]
         assert "/in/" not in rest
         assert "/tools" not in rest
+    told = " ".join(image(target).said("LABEL"))
+    keys = ("title", "description", "version", "revision", "licenses", "base.name")
+    assert all(f"org.opencontainers.image.{key}=" in told for key in keys)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert f"image.licenses={project['license']} " in told
+    assert f"VERSION={project['version']}" in STAGES[target].said("ARG")
 
 
 def test_the_servers_image_needs_no_stage_of_the_clients() -> None:
@@ -55,23 +57,20 @@ def test_the_servers_image_needs_no_stage_of_the_clients() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_it_says_how_it_is(target: str) -> None:
+def test_its_command_is_one_and_it_says_how_it_is(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     (check,) = image(target).said("HEALTHCHECK")
     command = json.loads(check.partition("CMD ")[2])
     state = environment(target)[f"PROTOFED_{target.upper()}_STATE"]
     assert command == ["python", "-I", "-m", "protofed.deploy.daemons.readyz", state]
     assert image(target).said("WORKDIR")[-1] == state
     assert environment(target)["PATH"].startswith("/opt/protofed/bin:"), "where that python is"
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_its_labels(target: str) -> None:
-    told = " ".join(image(target).said("LABEL"))
-    keys = ("title", "description", "version", "revision", "licenses", "base.name")
-    assert all(f"org.opencontainers.image.{key}=" in told for key in keys)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert f"image.licenses={project['license']} " in told
-    assert f"VERSION={project['version']}" in STAGES[target].said("ARG")
+    assert image(target).said("ENTRYPOINT") == ['["protofed"]']
+    command = json.loads(STAGES[target].said("CMD")[0])
+    assert command[0] == target
+    with pytest.raises(SystemExit) as end:
+        main([*command, "--help"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("target", "model"), [("server", ServerSettings), ("client", ClientSettings)])
@@ -88,17 +87,6 @@ def test_a_settings_file_need_not_know_the_container(
     assert said.metrics == Monitoring(listen="0.0.0.0:9464", token=Path("/run/token"))
     assert said.state == Path("/var/lib/protofed")
     assert said.identity == Path("/etc/protofed/identity")
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_its_command_is_one(target: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert image(target).said("ENTRYPOINT") == ['["protofed"]']
-    command = json.loads(STAGES[target].said("CMD")[0])
-    assert command[0] == target
-    with pytest.raises(SystemExit) as end:
-        main([*command, "--help"])
-    assert end.value.code == 0
-    assert capsys.readouterr().out
 
 
 def test_what_installs_obeys_the_pins() -> None:

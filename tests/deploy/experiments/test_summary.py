@@ -88,15 +88,14 @@ def test_active_sites_are_those_of_the_last_rounds_cohort() -> None:
 
 def test_a_round_is_pooled_over_the_sites_that_have_the_score() -> None:
     scores = {7: {"ann": {LOCAL: 1.0}, "bob": {"x": 1.0}, "cyd": {LOCAL: 0.25}}, 5: {"ann": {"x": 0.0}}}
-    found = local_accuracies(scores, {"ann": 1, "bob": 50, "cyd": 2}, LOCAL)
-    assert found == {7: 0.5}
-
-
-def test_the_global_model_on_local_tests_is_pooled_apart() -> None:
+    assert local_accuracies(scores, {"ann": 1, "bob": 50, "cyd": 2}, LOCAL) == {7: 0.5}
     scores = {1: {"ann": {LOCAL: 1.0, "global.local.accuracy": 0.5}, "bob": {"global.local.accuracy": 0.0}}}
     found = summary(scores, {}, {"ann": 3, "bob": 1})
     assert found.local == {1: 1.0}
     assert found.shared_local == {1: 0.375}
+    found = summary({}, {}, {"ann": 3})
+    assert (found.round, found.sites, found.active, found.recent, found.local) == (0, {}, {}, {}, {})
+    assert (found.worst_class, found.shared_local) == ({}, {})
 
 
 @pytest.mark.parametrize("tested", [{"bob": 3}, {"ann": 0, "bob": 3}])
@@ -124,12 +123,6 @@ def test_the_worst_class_has_the_smallest_recall_in_the_mean_over_sites() -> Non
     assert found == {"personal": 0.375, "personal.local": 0.75, "global": 0.5}
 
 
-def test_a_run_without_scores_has_an_empty_summary() -> None:
-    found = summary({}, {}, {"ann": 3})
-    assert (found.round, found.sites, found.active, found.recent, found.local) == (0, {}, {}, {}, {})
-    assert (found.worst_class, found.shared_local) == ({}, {})
-
-
 Recipes = Callable[..., Recipe]
 ONE, TWO = SiteId("site-1"), SiteId("site-2")
 
@@ -150,15 +143,15 @@ def cells(comparison: Comparison) -> list[dict[str, str]]:
     return [dict(zip(split[0], row, strict=True)) for row in split[2:]]
 
 
-def test_costs_add_up_round_by_round(recipe_of: Recipes) -> None:
+def test_costs_add_up_round_by_round_by_the_sites_mean(recipe_of: Recipes) -> None:
     result = costly(recipe_of("fedavg"), 0, 0.1, 0.2, 0.3)
     assert costs(result) == {1: Cost(3 * 10**6, 2.5), 2: Cost(6 * 10**6, 5.0), 3: Cost(9 * 10**6, 7.5)}
     assert costs(result_of(recipe_of("fedavg"), 0, 0.1)) == {}
-
-
-def test_of_a_rounds_sites_the_mean_counts(recipe_of: Recipes) -> None:
     result = costly(recipe_of("fedavg"), 0, 0.1, 0.2).model_copy(update={"trained": {1: {ONE: 20}, 2: {TWO: 5}}})
     assert [cost.epochs for cost in costs(result).values()] == [4.0, 5.0]
+    result = result_of(recipe_of("fedavg"), 0, 0.2)
+    (row,) = cells(Comparison.of([(result.recipe, result)]))
+    assert not {"MB", "epochs"} & row.keys()
 
 
 def test_a_table_has_what_the_runs_cost_and_what_a_score_took(recipe_of: Recipes) -> None:
@@ -175,12 +168,6 @@ def test_a_table_has_what_the_runs_cost_and_what_a_score_took(recipe_of: Recipes
     assert of_rep["epochs to 50 %"] == "10.5 (1 of 2)"
     never = CompareOptions(target=Target("global.accuracy", 0.95))
     assert cells(Comparison.of([(results[0].recipe, results[0])], never))[0]["MB to 95 %"] == "–"
-
-
-def test_a_run_without_records_of_its_cost_has_none(recipe_of: Recipes) -> None:
-    result = result_of(recipe_of("fedavg"), 0, 0.2)
-    (row,) = cells(Comparison.of([(result.recipe, result)]))
-    assert not {"MB", "epochs"} & row.keys()
 
 
 @pytest.mark.parametrize(

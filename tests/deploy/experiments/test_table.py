@@ -37,22 +37,16 @@ def difference(*values: float) -> PairedDifference:
     return found
 
 
-def test_pairs_are_the_seeds_that_both_have() -> None:
+def test_pairs_are_the_seeds_of_both_with_students_interval() -> None:
     found = paired({0: 0.5, 1: 0.6, 7: 0.9}, {7: 0.4, 0: 0.4, 3: 0.1})
     assert found is not None
     assert found.seeds == (0, 7)
     assert found.mean == pytest.approx((0.1 + 0.5) / 2)
     assert paired({0: 0.5}, {1: 0.5}) is None
-
-
-def test_the_interval_is_students_t() -> None:
     found = difference(0.1, 0.2, 0.3)
     half = 4.302653 * 0.1 / 3**0.5  # t of 97.5 % with 2 degrees of freedom; s = 0.1
     assert found.low == pytest.approx(0.2 - half, abs=1e-6)
     assert found.high == pytest.approx(0.2 + half, abs=1e-6)
-
-
-def test_one_seed_has_neither_interval_nor_test() -> None:
     assert difference(0.3) == PairedDifference((0,), 0.3)
     assert not difference(0.3).significant
 
@@ -146,7 +140,7 @@ def differences(comparison: Comparison) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
 
 
-def test_each_recipe_stands_beside_the_first(jobs: list[tuple[Recipe, Any]]) -> None:
+def test_each_recipe_stands_beside_the_first_or_any_other(jobs: list[tuple[Recipe, Any]]) -> None:
     rows = differences(Comparison.of(jobs))
     assert rows.keys() == {"small-fednh", "small-solo"}
     # Differences 0.2, 0.1, 0.3: mean 0.2, s = 0.1, t = 4.303; p = 2 / 8, the only row with a test.
@@ -154,25 +148,21 @@ def test_each_recipe_stands_beside_the_first(jobs: list[tuple[Recipe, Any]]) -> 
     assert (rows["small-fednh"]["pairs"], rows["small-solo"]["pairs"]) == ("3", "1")
     assert rows["small-solo"]["GM"] == "+0.0"
     assert "With 3 seeds no p" in markdown(Comparison.of(jobs))
-
-
-def test_rows_of_fewer_seeds_are_not_said_to_have_more(recipe_of: Recipes, jobs: list[tuple[Recipe, Any]]) -> None:
-    two = [result_of(recipe_of("fedper"), seed, 0.5) for seed in (0, 1)]
-    text = markdown(Comparison.of([*jobs, *((result.recipe, result) for result in two)]))
-    assert "With at most 3 seeds no p is below 0.25 (2 / 2^3), 0.5 after" in text
-
-
-def test_any_recipe_may_be_the_reference(jobs: list[tuple[Recipe, Any]]) -> None:
     rows = differences(Comparison.of(jobs, CompareOptions(against="small-fednh")))
     assert rows["small-fedavg"]["GM"] == "-20.0 [-44.8, +4.8] p 0.25"
     assert rows["small-solo"]["GM"] == "-20.0"
 
 
-def test_what_so_few_seeds_cannot_show_is_said_and_never_starred(jobs: list[tuple[Recipe, Any]]) -> None:
+def test_what_few_seeds_cannot_show_is_said_and_never_starred(
+    jobs: list[tuple[Recipe, Any]], recipe_of: Recipes
+) -> None:
     text = markdown(Comparison.of(jobs[:6]))
     assert "With 3 seeds no p is below 0.25 (2 / 2^3)" in text
     assert "That takes 6 seeds or more" in text
     assert "*" not in text.replace("**", "")
+    two = [result_of(recipe_of("fedper"), seed, 0.5) for seed in (0, 1)]
+    text = markdown(Comparison.of([*jobs, *((result.recipe, result) for result in two)]))
+    assert "With at most 3 seeds no p is below 0.25 (2 / 2^3), 0.5 after" in text
 
 
 def test_six_seeds_that_agree_are_starred(recipe_of: Recipes) -> None:
@@ -186,24 +176,27 @@ def test_six_seeds_that_agree_are_starred(recipe_of: Recipes) -> None:
     assert read["against"] == "small-fedavg"
 
 
-def test_one_recipe_or_no_result_has_no_differences(jobs: list[tuple[Recipe, Any]]) -> None:
+def test_without_pairs_there_are_no_differences_and_of_one_seed_no_test(
+    jobs: list[tuple[Recipe, Any]], recipe_of: Recipes
+) -> None:
     assert [grid.key for grid in grids(Comparison.of(jobs[:3]))] == ["scores"]
     nothing = Comparison.of([(recipe, None) for recipe, _ in jobs])
     assert [grid.key for grid in grids(nothing)] == ["scores"]
     assert json.loads(as_json(nothing))["differences"]["columns"] == {}
-
-
-def test_of_one_seed_there_is_no_test(recipe_of: Recipes) -> None:
     results = [result_of(recipe_of(method), 0, score) for method, score in (("fedavg", 0.5), ("fednh", 0.25))]
     comparison = Comparison.of([(result.recipe, result) for result in results])
     assert differences(comparison)["small-fednh"]["GM"] == "-25.0"
     assert "One seed has neither" in markdown(comparison)
 
 
-def test_columns_that_were_asked_for_are_the_ones_that_are_compared(jobs: list[tuple[Recipe, Any]]) -> None:
+def test_columns_asked_for_are_compared_and_results_of_other_code_named(jobs: list[tuple[Recipe, Any]]) -> None:
     comparison = Comparison.of(jobs, CompareOptions(["loss", "global.accuracy"]))
     assert list(differences(comparison)["small-fednh"]) == ["recipe", "pairs", "loss", "global.accuracy"]
     assert "Lower is better: loss." in markdown(comparison)
+    comparison = Comparison.of(jobs, CompareOptions(other_code={"small-fedavg": [0, 2]}))
+    assert any("small-fedavg, seeds 0, 2" in note for note in notes(comparison))
+    assert json.loads(as_json(comparison))["other_code"] == {"small-fedavg": [0, 2]}
+    assert not any("other code" in note for note in notes(Comparison.of(jobs)))
 
 
 def test_a_reference_that_is_not_there_is_refused_before_a_job_runs(
@@ -217,10 +210,3 @@ def test_a_reference_that_is_not_there_is_refused_before_a_job_runs(
     assert json.loads((tmp_path / "out" / "table.json").read_text())["differences"]["against"] == "small-fednh"
     with pytest.raises(ConfigError, match="small-fedavg"):
         compare([], CompareRequest(tmp_path / "out", against="other"))
-
-
-def test_results_of_other_code_are_named(jobs: list[tuple[Recipe, Any]]) -> None:
-    comparison = Comparison.of(jobs, CompareOptions(other_code={"small-fedavg": [0, 2]}))
-    assert any("small-fedavg, seeds 0, 2" in note for note in notes(comparison))
-    assert json.loads(as_json(comparison))["other_code"] == {"small-fedavg": [0, 2]}
-    assert not any("other code" in note for note in notes(Comparison.of(jobs)))

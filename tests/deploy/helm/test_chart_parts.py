@@ -39,7 +39,7 @@ def test_sites_train_and_evaluators_score() -> None:
     )
 
 
-def test_a_site_has_its_gpus_memory_and_data_and_changes_no_data() -> None:
+def test_a_site_has_its_gpus_memory_and_data_or_the_defaults() -> None:
     north = named("hospital", "StatefulSet", "study1-protofed-site-north")
     (container,) = pod(north)["containers"]
     assert container["resources"]["limits"] == {"memory": "8Gi", "nvidia.com/gpu": 2}
@@ -50,9 +50,6 @@ def test_a_site_has_its_gpus_memory_and_data_and_changes_no_data() -> None:
     assert {"name": "data", "mountPath": "/data", "readOnly": True} in container["volumeMounts"]
     claimed = volume(named("full", "StatefulSet", "study-site-north"), "data")["persistentVolumeClaim"]
     assert claimed == {"claimName": "lesions", "readOnly": True}, "else all its files get the pod's group"
-
-
-def test_what_a_site_does_not_say_comes_from_the_defaults() -> None:
     north, south = (named("full", "StatefulSet", f"study-site-{name}") for name in ("north", "south"))
     limits = [pod(one)["containers"][0]["resources"]["limits"] for one in (north, south)]
     assert limits == [{"memory": "32Gi", "nvidia.com/gpu": 1}, {"memory": "8Gi"}]
@@ -124,14 +121,11 @@ def test_other_settings_make_other_pods() -> None:
     assert {name for name in sums[0] if sums[0][name] != sums[1][name]} == {"study-site-north"}
 
 
-def test_two_sites_of_one_name_are_refused() -> None:
+def test_sites_that_cannot_be_are_refused() -> None:
     twice = case_values("full")
     twice["evaluators"][0]["name"] = "north"
     with pytest.raises(RefusedError, match="site north is named twice among clients and evaluators"):
         rendered(twice)
-
-
-def test_a_site_that_could_not_reach_its_server_is_refused() -> None:
     shut = case_values("hospital")
     shut["networkPolicy"]["siteEgress"] = []
     with pytest.raises(RefusedError, match="siteEgress: expected a rule to the server or the proxy"):

@@ -122,7 +122,7 @@ def lost(ours: object, read: object, path: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_dashboard_can_be_found_again_and_asks_which_prometheus(name: str) -> None:
+def test_a_dashboard_asks_which_prometheus_and_its_panels_explain_themselves(name: str) -> None:
     made = dashboard(name)
     assert made["uid"] == f"protofed-{name}"
     assert made["schemaVersion"] >= 39
@@ -133,10 +133,6 @@ def test_a_dashboard_can_be_found_again_and_asks_which_prometheus(name: str) -> 
     text = json.dumps([panel["targets"] for panel in made["panels"]])
     shown = {variable["name"] for variable in made["templating"]["list"][1:] if variable["hide"] == 0}
     assert shown == {name for name in ("run", "site") if f"${name}" in text}, "no choice that changes nothing"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_panels_lie_side_by_side_and_explain_themselves(name: str) -> None:
     panels = dashboard(name)["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     assert len({panel["title"] for panel in panels}) == len(panels)

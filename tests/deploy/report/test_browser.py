@@ -23,7 +23,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="need
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory, recipe_of: Callable[..., Recipe]) -> Path:
-    """Of a simulation."""
     folder = tmp_path_factory.mktemp("report")
     with simulation(
         recipe_of("fednh", evaluation={"frequency_groups": True, "probabilities": True}), folder

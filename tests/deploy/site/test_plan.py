@@ -536,3 +536,14 @@ def test_what_tells_the_number_of_steps_is_kept_with_the_number_of_examples(meth
         assert {tensor.spec.part for tensor in keeps.outgoing if tensor.refused_by == "example_count"} == {part}
         assert {tensor.refused_by for tensor in tells.outgoing} == {None}
         assert [any(f"Part {part} " in said for said in plan.rules) for plan in (keeps, tells)] == [True, True]
+
+
+@pytest.mark.parametrize("missing", sorted(Exchange))
+def test_what_a_policy_does_not_exchange_is_refused_tensor_by_tensor(missing: Exchange, recipe_of: RecipeOf) -> None:
+    recipe = recipe_of("fedamp")
+    plan = site_plan(recipe, policy("fedamp", exchange=set(Exchange) - {missing}))
+    assert plan.refusals
+    assert {tensor.refused_by for tensor in plan.outgoing} == {"exchange"}
+    allowed = site_plan(recipe, policy("fedamp"))
+    assert allowed.refusals == ()
+    assert allowed.exchanges == plan.exchanges == frozenset(Exchange)

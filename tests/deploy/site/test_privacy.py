@@ -89,7 +89,7 @@ def test_a_budget_says_how_many_rounds_it_allows_and_which_noise_it_would_take(t
     assert (better.enough, better.noise) == (True, None)
 
 
-def test_the_preview_has_it_and_withholds_what_has_no_noise() -> None:
+def test_the_preview_has_it_what_is_spent_and_withholds_what_has_no_noise(tmp_path: Path) -> None:
     plan = site_plan(noisy(), policy())
     assert plan.privacy is not None
     assert plain(plan)["privacy"]["epsilon"] == plan.privacy.epsilon
@@ -98,6 +98,10 @@ def test_the_preview_has_it_and_withholds_what_has_no_noise() -> None:
     assert plan.refusals == ()
     quiet = site_plan(noisy().model_copy(update={"plan": Plan()}), policy(dp=None))
     assert (quiet.privacy, quiet.released[LOSS], plain(quiet)["privacy"]) == (None, ("loss",), None)
+    before = spent(tmp_path, 5)
+    plan = site_plan(noisy(), policy(), spent=before)
+    assert plan.privacy is not None
+    assert plan.privacy.spent == epsilon(before.events(), 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -111,13 +115,6 @@ def test_the_preview_has_it_and_withholds_what_has_no_noise() -> None:
 )
 def test_what_a_budget_would_refuse_the_preview_says(recipe: Recipe, rules: dict[str, Any]) -> None:
     assert len(site_plan(recipe, policy(**rules)).refusals) == 1
-
-
-def test_what_is_spent_counts_in_the_preview(tmp_path: Path) -> None:
-    before = spent(tmp_path, 5)
-    plan = site_plan(noisy(), policy(), spent=before)
-    assert plan.privacy is not None
-    assert plan.privacy.spent == epsilon(before.events(), 1e-5)
 
 
 def test_beside_a_server_without_pytorch_the_place_to_look_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

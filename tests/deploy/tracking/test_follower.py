@@ -100,9 +100,6 @@ def run_ledger(tmp_path: Path) -> Iterator[RunLedger]:
     here.ledger.close()
 
 
-# Pages
-
-
 def test_a_page_is_what_the_ledger_says(run_ledger: RunLedger) -> None:
     run_ledger.publish(0)
     attempt, _ = run_ledger.attempt(1)
@@ -166,9 +163,6 @@ def test_what_was_told_is_kept_small_and_whole(told: TrackedRun) -> None:
     assert len(json.dumps(TrackedRun((1,) * 100_000).pack())) < 100
 
 
-# TensorBoard
-
-
 def read(folder: Path) -> tuple[Seen, dict[str, list[tuple[int, str]]]]:
     """What TensorBoard shows of a folder: scalars and texts."""
     processing = "tensorboard.backend.event_processing"
@@ -193,7 +187,6 @@ def read(folder: Path) -> tuple[Seen, dict[str, list[tuple[int, str]]]]:
 
 
 def by_the_ledger(run_ledger: RunLedger) -> Seen:
-    """What every tracker should show."""
     rows, shown = run_ledger.ledger.rounds(RUN), dict[str, list[tuple[int, float]]]()
     for row in complete_rounds(rows, run_ledger.row().ended_at is not None):
         for tag, number in round_metrics(run_ledger.ledger, row, rows).numbers.items():
@@ -308,9 +301,6 @@ def test_two_do_not_write_in_one_folder_nor_two_runs_of_a_name(run_ledger: RunLe
     with pytest.raises(StateError, match="another run of this name; give another folder"):
         follow(other, EventFiles(tmp_path / "tb"))
     other.ledger.close()
-
-
-# Followers
 
 
 class Away:

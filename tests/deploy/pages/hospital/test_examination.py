@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -29,7 +28,6 @@ from protofed.deploy.pages.hospital.examination import SITE, Examination, Examin
 from protofed.deploy.pages.hospital.page import client_page, pages_of
 from protofed.deploy.pages.hospital.site import HospitalSite
 
-GOLDEN = Path(__file__).parents[3] / "golden" / "v0_3_0" / "site-1"
 SETTINGS = 'site = "site-1"\npolicy = "standard"\nstate = "{state}"\nplaintext = true\nserver = "127.0.0.1:1"\n{data}'
 DIGITS = """[data]
 source = "digits"
@@ -53,11 +51,6 @@ request = json.load(sys.stdin)
 print(json.dumps({"doing": "checking: <b>"}), flush=True)
 print(json.dumps({"row": {"check": "device", "state": "fine", "seen": "cpu & co"}}), flush=True)
 """
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    return shutil.copytree(GOLDEN, tmp_path / "site-1")
 
 
 @pytest.fixture

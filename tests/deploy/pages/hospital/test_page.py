@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -44,17 +43,10 @@ from protofed.deploy.pages.hospital.site_log import SiteLog
 from protofed.deploy.pages.shell import Program
 from protofed.deploy.simulation.simulation import EVALUATOR, agents_of
 
-GOLDEN = Path(__file__).parents[3] / "golden" / "v0_3_0" / "site-1"
 NOON = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
 RUN = "fednh"
 BUDGET = 'methods = ["fedavg"]\nparts = ["body"]\ndp = { epsilon = 8.0, delta = 1e-6, unit = "patient" }\n'
 Pages = Callable[..., Browser]
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    """The folder of a site that took part in a run under 0.2.0."""
-    return shutil.copytree(GOLDEN, tmp_path / "site-1")
 
 
 @pytest.fixture
@@ -91,9 +83,6 @@ def approval(state: Path) -> dict[str, str]:
     return {"recipe": Approvals(state / APPROVALS).offer(RUN).digest}
 
 
-# Partners
-
-
 def test_the_list_of_partners_is_read_and_confirmed(pages: Pages, state: Path, tmp_path: Path) -> None:
     browser = pages("standard")
     assert "takes part in no secure aggregation: no list of partners is confirmed here" in browser.get("/")
@@ -113,9 +102,6 @@ def test_the_list_of_partners_is_read_and_confirmed(pages: Pages, state: Path, t
     assert "takes part in no secure aggregation" not in browser.get("/")
     [(event, facts)] = decided(state)
     assert (event, facts["code"], facts["by"]) == ("partners-confirmed", offered_list.code, "ann")
-
-
-# Overview
 
 
 def test_the_overview_has_what_waits_for_a_decision(pages: Pages, offered: Recipe, tmp_path: Path) -> None:
@@ -189,9 +175,6 @@ def test_without_a_policy_file_the_overview_says_so_and_nothing_is_approved(
     assert decided(state) == []
 
 
-# What has left
-
-
 def test_each_update_is_one_line_with_its_parts_and_verdict(state: Path, pages: Pages) -> None:
     log = SiteLog(state)
     assert log.look().problem == ""
@@ -263,16 +246,6 @@ def test_a_damaged_log_is_said_on_both_pages_and_what_was_before_is_shown(pages:
     assert [one.round for one in log.leavings("kept") if one.what == "fit"] == [1]
 
 
-def test_a_line_that_does_not_follow_is_damage(state: Path) -> None:
-    log = SiteLog(state)
-    assert log.look().problem == ""
-    newest = (state / AUDIT).read_bytes().splitlines(keepends=True)[-1]
-    with (state / AUDIT).open("ab") as file:
-        file.write(newest)  # a line twice
-    assert log.look().problem
-    assert log.look().problem
-
-
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_real_run_is_on_the_page_as_the_server_has_it(
     secure: bool, recipe_of: Callable[..., Recipe], live_server: Callable[..., Any], tmp_path: Path, policy: Path
@@ -322,9 +295,6 @@ def test_a_real_run_is_on_the_page_as_the_server_has_it(
     assert "accepted" in browser.get("/left")
 
 
-# Orders on the overview
-
-
 def test_the_overview_pauses_resumes_and_leads_to_leave(pages: Pages, state: Path, offered: Recipe) -> None:
     browser = pages()
     text = browser.get("/")
@@ -344,9 +314,6 @@ def test_the_overview_pauses_resumes_and_leads_to_leave(pages: Pages, state: Pat
     assert status(state, offered) is ApprovalStatus.WAITING, "a link asks, and orders nothing"
     browser.order(f"/runs/{RUN}/leave")
     assert f'href="/runs/{RUN}/leave"' not in browser.get("/")
-
-
-# A run
 
 
 def test_a_run_shows_what_it_would_send_and_what_the_policy_says(pages: Pages, offered: Recipe, policy: Path) -> None:
@@ -456,9 +423,6 @@ def test_what_is_not_there_or_cannot_be_used_is_said(pages: Pages, offered: Reci
     browser.post("/runs/odd/approve", {"recipe": Approvals(state / APPROVALS).offer("odd").digest}, 400)
 
 
-# Pause
-
-
 def test_the_site_is_paused_with_an_end_and_a_reason_and_resumed(pages: Pages, state: Path) -> None:
     browser = pages()
     assert "paused" in browser.order("/pause", until="90m", reason="the scanner <is> moved")
@@ -483,9 +447,6 @@ def test_a_pause_may_have_no_end_and_no_wrong_one(pages: Pages, state: Path) -> 
     assert decided(state) == []
     pages().order("/pause", until="", reason="")
     assert json.loads((state / PAUSE).read_bytes())["until"] is None
-
-
-# The command
 
 
 @pytest.fixture
