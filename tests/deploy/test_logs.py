@@ -62,13 +62,21 @@ def only(read: Read) -> dict[str, Any]:
     return line
 
 
-def test_off_a_terminal_an_event_is_a_line_of_json_with_its_time_in_utc(said: Read) -> None:
+def test_off_a_terminal_an_event_is_a_line_of_json_at_the_level_asked_for(
+    said: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log.info("round opened", run="r", round=3)
     line = only(said)
     assert (line["event"], line["level"], line["run"], line["round"]) == ("round opened", "info", "r", 3)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", line["timestamp"])
     written = datetime.fromisoformat(line["timestamp"])
     assert abs((datetime.now(UTC) - written).total_seconds()) < 60
+    log.debug("trying to write audit records again")
+    assert said() == []
+    monkeypatch.setenv(logs.LEVEL, "error")
+    logs.configure(debug=True)
+    log.debug("trying to write audit records again")
+    assert only(said)["level"] == "debug"
 
 
 def test_the_environment_chooses_format_and_level(
@@ -82,15 +90,6 @@ def test_the_environment_chooses_format_and_level(
     (line,) = capfd.readouterr().err.splitlines()
     plain = re.sub(r"\x1b\[[0-9;]*m", "", line)
     assert re.match(r"\d\d:\d\d:\d\d \[warning +\] site declined +site=ann$", plain)
-
-
-def test_debug_goes_over_the_environments_level(said: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    log.debug("trying to write audit records again")
-    assert said() == []
-    monkeypatch.setenv(logs.LEVEL, "error")
-    logs.configure(debug=True)
-    log.debug("trying to write audit records again")
-    assert only(said)["level"] == "debug"
 
 
 @pytest.mark.parametrize(("variable", "value"), [(logs.FORMAT, "jsn"), (logs.LEVEL, "trace")])
@@ -249,7 +248,9 @@ def test_data_are_not_shown(text: str, shown: str, data: Path, said: Read) -> No
         assert shown.format(**known) in found
 
 
-def test_a_link_to_the_data_and_a_single_file_are_hidden_too(tmp_path: Path, said: Read) -> None:
+def test_a_link_to_the_data_is_hidden_and_the_root_folder_hides_not_everything(
+    tmp_path: Path, said: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = tmp_path / "real"
     real.mkdir()
     (real / "cohort").write_bytes(b"")
@@ -258,6 +259,10 @@ def test_a_link_to_the_data_and_a_single_file_are_hidden_too(tmp_path: Path, sai
     logs.hide(link / "cohort")
     log.error("task declined", why=f"{link / 'cohort'}, {real / 'cohort'}, cohort")
     assert only(said)["why"] == "<data>, <data>, <data>"
+    monkeypatch.setattr(os, "walk", lambda _: iter(()))  # not all of this machine
+    logs.hide(Path("/"))
+    log.info("ready", device="/dev/nvidia")
+    assert only(said)["device"] == "/dev/nvidia"
 
 
 def test_paths_and_tracebacks_are_cleaned(data: Path, said: Read) -> None:
@@ -271,13 +276,6 @@ def test_paths_and_tracebacks_are_cleaned(data: Path, said: Read) -> None:
     assert line["path"] == "<data>"
     assert "FileNotFoundError: [Errno 2] No such file or directory: '<data>'" in line["exception"]
     assert "Jane" not in str(line)
-
-
-def test_the_root_folder_hides_not_everything(said: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "walk", lambda _: iter(()))  # not all of this machine
-    logs.hide(Path("/"))
-    log.info("ready", device="/dev/nvidia")
-    assert only(said)["device"] == "/dev/nvidia"
 
 
 @pytest.mark.parametrize(
@@ -313,14 +311,13 @@ def test_secrets_are_not_shown(text: str, said: Read, tmp_path: Path) -> None:
     assert "<secret>" in shown
 
 
-def test_a_servers_passwords_are_not_shown(said: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_servers_passwords_and_the_folder_of_all_data_sets_are_hidden(
+    said: Read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "abc123def")
     logs.hide_server(ServerSettings(ledger="postgresql+psycopg://me:pw@db/x", mlflow="https://you:other-word@ml"))
     log.error("no connection", why="pw, spwd, other-word, abc123def")
     assert only(said)["why"] == "<secret>, spwd, <secret>, <secret>"
-
-
-def test_the_folder_of_all_data_sets_is_hidden(said: Read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PROTOFED_DATA", str(tmp_path))
     (tmp_path / "skin").mkdir()
     (tmp_path / "skin" / "ann.bin").write_bytes(b"")

@@ -65,14 +65,11 @@ def failing(console: Console) -> None:
         raise ValueError("wrong")
 
 
-def test_an_error_ends_it() -> None:
+def test_an_error_ends_it_and_items_come_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     console = terminal()
     with pytest.raises(ValueError, match="wrong"):
         failing(console)
     assert written(console).endswith("\x1b[2K")
-
-
-def test_items_come_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(each([3, 1, 2], "counting")) == [3, 1, 2]
     assert list(each(iter("ab"), "spelling")) == ["a", "b"]
     assert capsys.readouterr().out == ""

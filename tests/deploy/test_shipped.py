@@ -176,7 +176,7 @@ def test_a_hospital_settings_file_can_be_used(shown: bool, tmp_path: Path) -> No
     assert (settings.proxy is not None, settings.data.group_pattern is not None) == (shown, shown)
 
 
-def test_assignments_go_over_the_recipe_with_the_types_of_toml_and_may_remove() -> None:
+def test_assignments_and_keywords_go_over_the_recipe_with_their_types() -> None:
     changed = shipped.recipe("digits-fednh", ["plan.lr=0.125", "rounds=2", "rounds=3", 'name="mine"'])
     assert (changed.plan.lr, changed.rounds, changed.name) == (0.125, 3, "mine")
     plain = shipped.recipe("digits-fednh")
@@ -188,6 +188,8 @@ def test_assignments_go_over_the_recipe_with_the_types_of_toml_and_may_remove() 
     default = type(shipped.recipe("digits-fednh").plan).model_fields["lr"].default
     assert shipped.recipe("digits-fednh", ["plan.lr=0.5", "plan.lr ="]).plan.lr == default
     assert shipped.recipe("digits-fednh", ["plan.lr=", "plan.lr=0.5"]).plan.lr == 0.5
+    given = {"plan__lr": 0.1, "plan.epochs": 2, "evaluation": {"every": 3}, "rounds": 4}
+    assert from_keywords(given) == {"plan": {"lr": 0.1, "epochs": 2}, "evaluation": {"every": 3}, "rounds": 4}
 
 
 @pytest.mark.parametrize(
@@ -204,11 +206,6 @@ def test_assignments_go_over_the_recipe_with_the_types_of_toml_and_may_remove() 
 def test_what_a_recipe_cannot_have_or_lack_is_refused(assignment: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         shipped.recipe("digits-fednh", [assignment])
-
-
-def test_keywords_nest_by_underscores_dots_and_dicts() -> None:
-    given = {"plan__lr": 0.1, "plan.epochs": 2, "evaluation": {"every": 3}, "rounds": 4}
-    assert from_keywords(given) == {"plan": {"lr": 0.1, "epochs": 2}, "evaluation": {"every": 3}, "rounds": 4}
 
 
 RECIPE = shipped.folder("recipes") / "digits-fednh.toml"
@@ -253,7 +250,9 @@ def test_a_dry_run_prints_the_recipe_and_what_leaves_or_refuses_and_makes_nothin
     assert found.stdout == ""
 
 
-def test_a_dry_run_says_what_leaves_in_a_secure_aggregation_alone() -> None:
+def test_a_dry_run_says_what_leaves_in_a_secure_aggregation_and_works_without_pytorch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     recipe = shipped.recipe("digits-fednh-secure")
     lines = dry("simulate", "digits-fednh-secure").stdout.splitlines()
     plan = site_plan(recipe)
@@ -261,6 +260,9 @@ def test_a_dry_run_says_what_leaves_in_a_secure_aggregation_alone() -> None:
     own = [line for line in lines if ": personal." in line or line.endswith(": loss")]
     assert len(own) > 1
     assert all(line.startswith("# leaves a site in a secure aggregation alone, ") for line in own)
+    monkeypatch.setitem(sys.modules, "protofed.deploy.site.plan", None)
+    found = dry("runs", "start", RECIPE, "--plaintext")
+    assert Recipe.model_validate(tomllib.loads(found.stdout)) == shipped.recipe("digits-fednh")
 
 
 @pytest.mark.parametrize(
@@ -288,12 +290,6 @@ def test_a_dry_run_of_a_server_needs_its_identity_and_of_a_simulation_data(tmp_p
     assert dry("runs", "start", tmp_path / "no-data.toml", "--plaintext").exit_code == 0
 
 
-def test_a_dry_run_without_pytorch_still_has_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "protofed.deploy.site.plan", None)
-    found = dry("runs", "start", RECIPE, "--plaintext")
-    assert Recipe.model_validate(tomllib.loads(found.stdout)) == shipped.recipe("digits-fednh")
-
-
 NO_RECIPE: dict[str, tuple[str, ...]] = {
     "server": ("server", "start", "--plaintext", "--state", "STATE"),
     "figures": ("figures", "STATE"),
@@ -310,16 +306,13 @@ def test_set_without_a_recipe_is_refused(words: tuple[str, ...], tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_and_its_doctor_read_recipes_with_the_same_overrides(tmp_path: Path) -> None:
+def test_a_server_its_doctor_and_a_comparison_read_recipes_with_overrides(tmp_path: Path) -> None:
     settings = read_settings(ServerSettings, None, {"recipes": [RECIPE], "plaintext": True, "state": tmp_path})
     (read,) = recipes_of(settings, ["rounds=2"])
     assert read == shipped.recipe("digits-fednh", ["rounds=2"])
     words = ["server", "doctor", "--recipe", str(RECIPE), "--plaintext", "--state", str(tmp_path), "--json"]
     checks = json.loads(CliRunner().invoke(app, [*words, "--set", "method.momentun=0.5"]).stdout)
     assert "momentun" in json.dumps(checks)
-
-
-def test_a_dry_run_of_a_comparison_has_every_recipe_with_every_seed(tmp_path: Path) -> None:
     called = ["compare", "digits-fednh", "digits-fedavg", "--dry-run", "--seeds", "0,1", "--out", str(tmp_path / "out")]
     found = CliRunner().invoke(app, called)
     assert found.exit_code == 0

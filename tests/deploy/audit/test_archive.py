@@ -176,12 +176,6 @@ def test_a_full_disk_moves_nothing_more(state: Path, folder: Path, monkeypatch: 
     assert whole(state, folder) == expected
 
 
-def test_who_could_not_read_the_log_cannot_read_the_archive(state: Path, folder: Path) -> None:
-    archives.archive(state / LOG, folder)
-    assert folder.stat().st_mode & 0o077 == 0
-    assert [segment.path.stat().st_mode & 0o777 for segment in segments(folder / LOG)] == [0o600] * 3
-
-
 def test_the_archive_of_another_log_is_refused_and_nothing_is_removed(
     protofed: Protofed, state: Path, folder: Path, tmp_path: Path
 ) -> None:
@@ -213,27 +207,17 @@ def test_a_log_that_does_not_follow_the_archive_is_refused(protofed: Protofed, s
     assert (code, "restored from a backup" in " ".join(err.split())) == (78, True)
 
 
-def test_a_second_archiver_and_the_log_s_own_folder_are_refused(protofed: Protofed, state: Path, folder: Path) -> None:
+def test_an_archive_belongs_to_one_log_and_one_archiver_and_says_what_was_moved(
+    protofed: Protofed, state: Path, folder: Path
+) -> None:
     lock = files.Lock(folder)
     code, _, err = protofed("archive", state, "--into", folder)
     assert (code, "in use by another process" in err) == (74, True)
     lock.release()
     assert protofed("archive", state, "--into", state)[0] == 78
     assert len(names(state)) == 4
-
-
-def test_a_writer_does_not_continue_a_compressed_file(state: Path, folder: Path) -> None:
-    archives.archive(state / LOG, folder)
-    with pytest.raises(StateError, match="cannot be continued"):
-        Journal(folder / LOG, 1700)
-
-
-def test_an_archive_belongs_to_one_log(protofed: Protofed, state: Path, folder: Path) -> None:
     code, _, err = protofed("verify", state, state, "--archive", folder)
     assert (code, "belongs to one log" in err) == (78, True)
-
-
-def test_a_program_reads_what_was_moved(protofed: Protofed, state: Path, folder: Path) -> None:
     sizes = [segment.path.stat().st_size for segment in segments(state / LOG)[:-1]]
     moved = json.loads(protofed("archive", state, "--into", folder, "--json")[1])["moved"]
     assert [(one["number"], one["size"]) for one in moved] == list(enumerate(sizes, 1))
@@ -241,7 +225,13 @@ def test_a_program_reads_what_was_moved(protofed: Protofed, state: Path, folder:
     assert json.loads(protofed("archive", state, "--into", folder, "--json")[1]) == {"moved": []}
 
 
-def test_a_log_whose_beginning_is_archived_does_not_say_that_nothing_left(state: Path, folder: Path) -> None:
+def test_an_archive_is_private_closed_and_known_to_be_missing(state: Path, folder: Path) -> None:
     assert not handed_in(state / LOG, "run-1").gap
     archives.archive(state / LOG, folder)
     assert "first 3 files are in an archive" in handed_in(state / LOG, "run-1").gap
+    archives.archive(state / LOG, folder)
+    assert folder.stat().st_mode & 0o077 == 0
+    assert [segment.path.stat().st_mode & 0o777 for segment in segments(folder / LOG)] == [0o600] * 3
+    archives.archive(state / LOG, folder)
+    with pytest.raises(StateError, match="cannot be continued"):
+        Journal(folder / LOG, 1700)

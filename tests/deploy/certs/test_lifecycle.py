@@ -189,9 +189,11 @@ def test_a_host_that_is_none_is_refused_before_a_key_is_made(host: str, tmp_path
     assert not (tmp_path / "s").exists()
 
 
-def test_hosts_are_taken_once_and_in_lower_case(authority: Authority, tmp_path: Path) -> None:
+def test_hosts_are_taken_once_and_a_ca_is_made_once(authority: Authority, tmp_path: Path) -> None:
     asked = lifecycle.request(tmp_path, Party.SERVER, "main", ["FL.example.org", "fl.example.org", "2001:DB8:0::7"])
     assert read_request(asked, "request").hosts == ("fl.example.org", "2001:db8::7")
+    with pytest.raises(ConfigError, match="has a CA already"):
+        make_authority(authority.folder)
 
 
 def test_a_request_can_be_made_again_with_the_same_key(tmp_path: Path) -> None:
@@ -204,11 +206,6 @@ def test_a_key_with_a_certificate_is_renewed_not_replaced(authority: Authority, 
     with pytest.raises(ConfigError, match="has a certificate already; `protofed certs renew --identity"):
         lifecycle.request(tmp_path, Party.SITE, "a")
     assert (tmp_path / "key.pem").read_bytes() == key
-
-
-def test_a_ca_is_not_made_over_another(authority: Authority) -> None:
-    with pytest.raises(ConfigError, match="has a CA already"):
-        make_authority(authority.folder)
 
 
 def test_a_ca_with_a_passphrase_needs_it(tmp_path: Path) -> None:

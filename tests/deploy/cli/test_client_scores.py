@@ -113,7 +113,7 @@ def test_none_is_said_to_have_stayed_of_more_scores_than_the_log_lists(
     assert [scored["left"] for scored in rounds] == [None, [], []]
 
 
-def test_every_score_of_the_closed_list_has_a_meaning(kept: OwnScores, run: Run, tmp_path: Path) -> None:
+def test_every_score_has_a_meaning_and_what_is_wrong_is_named(kept: OwnScores, run: Run, tmp_path: Path) -> None:
     own = [name for name, family in FAMILIES.items() if family.role is Role.TRAINER]
     assert len(own) > 20
     unknown = meaning("train.something")
@@ -121,6 +121,14 @@ def test_every_score_of_the_closed_list_has_a_meaning(kept: OwnScores, run: Run,
     assert len({meaning(name) for name in own}) == len(own)
     meanings = json.loads(run("--state", tmp_path, "--json")[1])["meanings"]
     assert meanings == {name: meaning(name) for name in ("loss", "personal.pm_l", "personal.recall")}
+    code, _, err = run("--state", tmp_path / "none")
+    assert (code, "--state" in err) == (ConfigError.exit_code, True)
+    code, _, err = run("digit", "--state", tmp_path)
+    assert (code, "did you mean 'digits'?" in err) == (ConfigError.exit_code, True)
+    kept.record("other", 1, {"loss": 0.5})
+    (tmp_path / FOLDER / "digits.jsonl").write_text("{}")
+    code, _, err = run("digits", "--state", tmp_path)
+    assert (code != 0, "digits.jsonl" in err) == (True, True)
 
 
 @pytest.mark.parametrize("width", [30, 80, 200])
@@ -138,14 +146,3 @@ def test_a_site_without_scores_says_so(run: Run, tmp_path: Path) -> None:
     assert (code, out.startswith("none yet")) == (0, True)
     assert json.loads(run("--state", tmp_path, "--json")[1]) == {"run": None, "rounds": [], "meanings": {}}
     assert run("digits", "--state", tmp_path)[0] == ConfigError.exit_code
-
-
-def test_what_is_wrong_is_named(run: Run, kept: OwnScores, tmp_path: Path) -> None:
-    code, _, err = run("--state", tmp_path / "none")
-    assert (code, "--state" in err) == (ConfigError.exit_code, True)
-    code, _, err = run("digit", "--state", tmp_path)
-    assert (code, "did you mean 'digits'?" in err) == (ConfigError.exit_code, True)
-    kept.record("other", 1, {"loss": 0.5})
-    (tmp_path / FOLDER / "digits.jsonl").write_text("{}")
-    code, _, err = run("digits", "--state", tmp_path)
-    assert (code != 0, "digits.jsonl" in err) == (True, True)

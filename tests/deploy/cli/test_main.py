@@ -163,25 +163,18 @@ def test_a_taken_port_and_a_taken_folder_are_said_to_be(protofed: Cli, tmp_path:
     lock.release()
 
 
-def test_a_site_without_policy_does_not_take_part(protofed: Cli, tmp_path: Path) -> None:
+def test_a_site_does_not_start_without_policy_data_server_or_settings(
+    protofed: Cli, tmp_path: Path, unused_port: int
+) -> None:
     arguments = ["--settings", SITE, "--site", "a", "--policy", tmp_path / "none.toml", "--state", tmp_path / "c"]
     expect(protofed(*CLIENT, *arguments), 77, "none.toml", "policies show standard")
-
-
-def test_missing_data_are_noticed_before_dialling(protofed: Cli, tmp_path: Path) -> None:
     settings = tmp_path / "site.toml"
     settings.write_text(f'[data]\nsource = "cifar10"\nroot = "{tmp_path / "nowhere"}"\n', encoding="utf-8")
     arguments = ["--settings", settings, "--site", "a", "--policy", POLICY, "--state", tmp_path / "c"]
     expect(protofed(*CLIENT, *arguments), 65, "no data at <data>; mount or copy them there")  # its log hides where
-
-
-def test_an_absent_server_is_named_when_told_to_give_up(protofed: Cli, tmp_path: Path, unused_port: int) -> None:
     server = f"127.0.0.1:{unused_port}"
     arguments = [*SITE_A, "--state", tmp_path / "c", "--server", server]
     expect(protofed(*CLIENT, *arguments, "--give-up-after", 0.5), 69, server, "start the server")
-
-
-def test_bad_site_settings_are_named(protofed: Cli, tmp_path: Path) -> None:
     expect(protofed(*CLIENT, "--settings", SITE, "--site", "A b", "--policy", POLICY, "--state", tmp_path), 78, "site")
     expect(protofed(*CLIENT, "--site", "a", "--policy", POLICY, "--state", tmp_path), 78, "'data' is missing")
 
@@ -255,12 +248,6 @@ def test_every_command_has_help_with_an_example_that_it_understands(
         command.make_context(path[-1], words[len(path) :], resilient_parsing=False)
 
 
-def test_no_help_loses_its_brackets() -> None:
-    for path, command in every_command(get_command(main.app)):
-        texts = [command.help, *(getattr(parameter, "help", None) or "" for parameter in command.params)]
-        assert not [text for text in texts if re.search(r"(?<!\\)\[[a-z/]", text)], path  # rich takes it for markup
-
-
 def test_a_terminal_without_utf_8_gets_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
@@ -309,18 +296,18 @@ def test_the_shell_offers_recipes_by_name_and_by_path(tmp_path: Path, monkeypatc
     assert completion.recipes("x" * 300 + "/") == [], "a folder that cannot be asked for"
 
 
-def test_the_version_is_told(protofed: Cli) -> None:
+def test_version_exit_codes_and_brackets_are_in_the_help(protofed: Cli) -> None:
     code, out, _ = protofed("--version")
     assert code == 0
     assert re.search(r"protofed \d+\.\d+\.\d+", out)
-
-
-def test_the_documented_exit_codes_are_those_of_the_errors() -> None:
     from protofed.common import errors
 
     codes = {e.exit_code for e in vars(errors).values() if isinstance(e, type) and hasattr(e, "exit_code")}
     documented = {int(number) for number in re.findall(r"(\d+) [a-z]", main.app.info.epilog or "")}
     assert codes <= documented
+    for path, command in every_command(get_command(main.app)):
+        texts = [command.help, *(getattr(parameter, "help", None) or "" for parameter in command.params)]
+        assert not [text for text in texts if re.search(r"(?<!\\)\[[a-z/]", text)], path  # rich takes it for markup
 
 
 TRIED = {

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +22,7 @@ from tests.support.tls_server import TlsServer, tls_server
 
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError, ProtocolError, StateError, UnavailableError
+from protofed.common.errors import ConfigError
 from protofed.common.payload import Part
 from protofed.common.pki.identity import Party
 from protofed.common.protocol.messages import Role, TaskKind
@@ -32,10 +30,6 @@ from protofed.deploy import shipped
 from protofed.deploy.cli import completion, main
 from protofed.deploy.cli import operator as cli_operator
 from protofed.deploy.operator import tables
-from protofed.deploy.operator.connection import Operator, plain
-from protofed.deploy.operator.snapshot_builder import best_snapshot
-from protofed.deploy.run_view import best_sentence, kept_best
-from protofed.protos.v1 import operator_pb2 as pb
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.storage.rows import RoundRow, TaskRow
 
@@ -144,25 +138,6 @@ def test_what_cannot_be_taken_back_is_asked_first(
     assert protofed.json("runs", "list")[0]["status"] == "aborted"
 
 
-def test_no_date_is_cut_however_narrow_the_terminal_is() -> None:
-    info = pb.SiteInfo(site="a-site-with-a-long-name", roles=["trainer"], status="working", activity_text="training")
-    info.certificate_until = 4_000_000_000.0
-    page = io.StringIO()
-    Console(file=page, width=30, soft_wrap=True).print(tables.sites_table([info]))
-    assert "2096-10-02" in page.getvalue()
-    assert "certificate until" in page.getvalue()
-
-
-@pytest.mark.usefixtures("server")
-def test_the_shell_offers_the_runs_of_the_server(unused_port: int) -> None:
-    context = typer.Context(typer.main.get_command(main.app))
-    context.params = {"server": os.environ["PROTOFED_OPERATOR_SERVER"], "plaintext": True}
-    assert completion.runs(context, "") == [RUN]
-    assert completion.runs(context, "other") == []
-    context.params["server"] = f"127.0.0.1:{unused_port}"
-    assert completion.runs(context, "") == completion.sites(context, "") == []
-
-
 @pytest.mark.usefixtures("server")
 def test_orders_are_told_as_json(protofed: Terminal) -> None:
     assert protofed.json("runs", "pause", RUN)["status"] == "paused"
@@ -245,12 +220,20 @@ def test_sites_are_listed_kept_out_and_let_in_again(protofed: Terminal) -> None:
 
 
 @pytest.mark.usefixtures("server")
-def test_a_server_of_nothing_says_what_to_do(protofed: Terminal) -> None:
+def test_a_server_of_nothing_says_what_to_do_and_the_shell_offers_its_runs(
+    protofed: Terminal, unused_port: int
+) -> None:
     assert protofed.says("sites", "list") == "No site has enrolled yet.\n"
     console = Console(width=80)
     with console.capture() as shown:
         console.print(tables.runs_table([]))
     assert shown.get() == "No runs yet. Start one with: protofed runs start RECIPE\n"
+    context = typer.Context(typer.main.get_command(main.app))
+    context.params = {"server": os.environ["PROTOFED_OPERATOR_SERVER"], "plaintext": True}
+    assert completion.runs(context, "") == [RUN]
+    assert completion.runs(context, "other") == []
+    context.params["server"] = f"127.0.0.1:{unused_port}"
+    assert completion.runs(context, "") == completion.sites(context, "") == []
 
 
 # Refusals
@@ -278,21 +261,6 @@ def test_where_no_server_is_every_command_says_so(
 ) -> None:
     said = protofed.refuses(69, *command, "--server", f"127.0.0.1:{unused_port}", "--plaintext")
     assert f"no answer from the server at 127.0.0.1:{unused_port}; nothing listens at the server" in said
-
-
-def test_a_name_that_does_not_resolve_is_not_taken_for_a_server_that_is_down(
-    unused_port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unresolved(*_: object) -> None:
-        raise socket.gaierror("Name or service not known")
-
-    monkeypatch.setattr(socket, "create_connection", unresolved)
-    address = f"localhost:{unused_port}"
-    with (
-        Operator(address, plaintext=True) as operator,
-        pytest.raises(UnavailableError, match=r"'localhost' .* does not resolve"),
-    ):
-        operator.runs()
 
 
 @pytest.mark.usefixtures("server")
@@ -402,133 +370,6 @@ def test_sites_are_listed_with_the_end_of_their_certificates_and_its_revocation(
         (info,) = operator.sites()
         assert (info.status, info.activity_text, info.certificate_until) == ("revoked", "laptop lost", 0.0)
         assert presence.enrolled(Role.TRAINER) == frozenset()
-
-
-def test_answers_become_errors_of_ours(server: Any, unused_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Operator(server.address, plaintext=True) as operator:
-        with pytest.raises(ConfigError, match="there is no run 'x'"):
-            operator.show("x")
-        with monkeypatch.context() as patched:
-            patched.setattr(server.ledger, "runs", lambda: 1 / 0)
-            with pytest.raises(ProtocolError, match=r"internal error, incident [0-9a-f]{8}$"):
-                operator.runs()
-        with pytest.raises(StateError, match="takes at most"):
-            operator.abort(RUN, "x" * (300 << 10))
-    with (
-        Operator(f"127.0.0.1:{unused_port}", plaintext=True) as operator,
-        pytest.raises(UnavailableError, match="start it"),
-    ):
-        operator.runs()
-
-
-def test_a_run_of_many_rounds_and_sites_can_be_shown(server: Any) -> None:
-    sites = 500
-    for attempt in range(1, 13):
-        tasks = [
-            TaskRow(f"{attempt}-{number}", RUN, 1, attempt, f"site-{number}", TaskKind.FIT, None, 0, "late", "x" * 1300)
-            for number in range(sites)
-        ]
-        server.ledger.open_round(RoundRow(RUN, 1, attempt, 1, 1), tasks)
-    with Operator(server.address, plaintext=True) as operator:
-        detail, newest = operator.show(RUN), operator.show(RUN, newest=8)
-    assert detail.ByteSize() > 6 << 20  # more than one message may have
-    assert [(row.attempt, len(row.sites)) for row in detail.rounds] == [(attempt, sites) for attempt in range(1, 13)]
-    assert [row.attempt for row in newest.rounds] == [8, 9, 10, 11, 12]
-
-
-def test_a_message_is_told_with_all_its_fields() -> None:
-    tasks = [pb.SiteTask(site="ann", kind="fit", task_status="late", refusals=["a", "b"])]
-    assert plain(pb.RoundInfo(round=3, opened_at=1.5, sites=tasks)) == {
-        "round": 3,
-        "attempt": 0,
-        "outcome": "",
-        "reason": "",
-        "opened_at": 1.5,
-        "closed_at": 0.0,
-        "state": "",
-        "sites": [{"site": "ann", "kind": "fit", "task_status": "late", "reason": "", "refusals": ["a", "b"]}],
-    }
-
-
-def shown(width: int, *parts: Any) -> list[str]:
-    console = Console(width=width)
-    with console.capture() as captured:
-        for part in parts:
-            console.print(part)
-    return [line.rstrip() for line in captured.get().splitlines()]
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_words_and_numbers_are_never_cut(width: int) -> None:
-    run, reason = "a-rather-long-name-of-a-run-on-ham10000-with-seed-3", "words " * 40
-    info = pb.RunInfo(run=run, method="cwfedavg-private", status="completed", round=300, rounds=300, invited=100)
-    lines = shown(width, tables.runs_table([info]))
-    assert max(map(len, lines)) <= width
-    for word in ("cwfedavg-private", "completed", "300/300", "0/100"):
-        assert any(word in line.split() for line in lines), lines
-    assert "".join(line.split()[0] for line in lines[1:] if not line.startswith(" ")) == run
-    row = pb.RoundInfo(round=300, attempt=12, outcome="rolled-back", reason=reason, opened_at=1, closed_at=2)
-    row.sites.add(site="hospital-of-a-long-name", kind="initialise", task_status="rejected", reason=reason)
-    lines = shown(width, *tables.run_parts(pb.RunDetail(info=info, rounds=[row]), everything=True))
-    assert max(map(len, lines)) <= width
-    assert " ".join(lines).count("words") == 80
-    for word in ("rolled-back", "rejected", "initialise", "300", "12"):
-        assert any(word in line.split() for line in lines), lines
-
-
-def test_a_list_of_runs_has_the_reason_of_an_end_in_few_words() -> None:
-    why = "round 7 was abandoned 5 times: 3 of 3 sites cannot do the task (the last: policy; its log names the rule)"
-    info = pb.RunInfo(run="lesions", method="fednh", status="failed", reason=why, ended_at=1.0, round=7, rounds=40)
-    text = " ".join(shown(120, tables.runs_table([info])))
-    assert "round 7 was abandoned 5 times" in text
-    assert "its log" not in text
-    info.reason = "words " * 40
-    assert " ".join(shown(120, tables.runs_table([info]))).count("words") < 10
-    assert " ".join(shown(120, *tables.run_parts(pb.RunDetail(info=info), everything=False))).count("words") == 40
-
-
-def test_a_run_has_its_warnings_above_few_rounds_and_few_scores() -> None:
-    warnings = [pb.ModelWarning(code="one-class", round=2, text="It calls every image 'nv'.")]
-    detail = pb.RunDetail(rounds=[pb.RoundInfo(round=2)], attempts=1, model_warnings=warnings)
-    lines = shown(80, *tables.run_parts(detail, everything=False))
-    assert lines.index("one-class: It calls every image 'nv'.") < lines.index("rounds")
-    assert plain(detail)["model_warnings"] == [
-        {"code": "one-class", "round": 2, "site": "", "text": "It calls every image 'nv'."}
-    ]
-    scores = [pb.Score(name=name, mean=0.5, sites=3) for name in ("global.accuracy", "global.recall.7")]
-    lines = shown(80, *tables.run_parts(pb.RunDetail(scores=scores, scored_round=4), everything=False))
-    assert "scores after round 4" in lines
-    assert sum("global" in line for line in lines) == 1
-    detail = pb.RunDetail(info=pb.RunInfo(ended_at=1.0), rounds=[pb.RoundInfo(round=1, outcome="open")])
-    assert any("unfinished" in line for line in shown(80, *tables.run_parts(detail, everything=False)))
-
-
-def test_of_many_rounds_the_newest_are_shown() -> None:
-    rounds = [pb.RoundInfo(round=number, outcome="published") for number in range(25)]
-    few = shown(80, *tables.run_parts(pb.RunDetail(rounds=rounds[-10:], attempts=25), everything=False))
-    assert sum("published" in line for line in few) == 10
-    assert "15 earlier attempts: --all" in few
-    whole = shown(80, *tables.run_parts(pb.RunDetail(rounds=rounds, attempts=25), everything=True))
-    assert sum("published" in line for line in whole) == 25
-    assert not any("earlier" in line for line in whole)
-
-
-BEST = pb.BestRound(round=7, score="global.balanced_accuracy", value=0.8125, kept=7)
-
-
-@pytest.mark.parametrize(("kept", "end"), [(5, "the best that is kept is round 5"), (-1, "none is kept")])
-def test_the_best_round_is_named_with_its_score_and_whether_it_is_kept(kept: int, end: str) -> None:
-    (line,) = [
-        line for line in shown(120, *tables.run_parts(pb.RunDetail(best=BEST), everything=False)) if "best" in line
-    ]
-    assert line == "best: round 7, global.balanced_accuracy 0.8125 (chosen by this score: optimistic)"
-    assert not any("best" in line for line in shown(120, *tables.run_parts(pb.RunDetail(), everything=False)))
-    best = best_snapshot(pb.RunDetail(best=pb.BestRound(round=7, score="x", value=0.5, kept=kept)))
-    assert best is not None
-    assert best_sentence(best).endswith(f"its state is no longer kept, {end}")
-    with pytest.raises(ConfigError, match="no longer kept") as error:
-        kept_best(RUN, best)
-    assert ("round 5" in str(error.value)) is (kept == 5)
 
 
 def scored(server: Any, *values: float) -> None:

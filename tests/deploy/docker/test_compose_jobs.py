@@ -64,18 +64,15 @@ def test_everybody_gets_an_identity_and_no_key_moves(tmp_path: Path) -> None:
     assert len(keys) == len(set(keys)) == len(("ca", "server", "operator", *SITES))
 
 
-def test_once_more_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_once_more_changes_nothing_until_a_month_before_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(tmp_path)
     before = files(tmp_path)
     capsys.readouterr()
     run(tmp_path, NOW + timedelta(days=334))
     assert files(tmp_path) == before
     assert capsys.readouterr().out.count(": kept;") == 2 + len(SITES)
-
-
-def test_what_ends_within_a_month_is_renewed_and_the_operator_keeps_who_it_was(tmp_path: Path) -> None:
-    run(tmp_path)
-    before = files(tmp_path)
     later = NOW + timedelta(days=336)
     run(tmp_path, later)
     after = files(tmp_path)
@@ -149,16 +146,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     return made
 
 
-def test_everybody_is_let_in(tmp_path: Path, server: Server) -> None:
-    run(tmp_path)
-    found = files(tmp_path)
-    server.known.add(found["operator/cert.pem"])
-    admission.admit("server:7443", tmp_path / "operator")
-    assert server.known == {found[f"{name}/cert.pem"] for name in ("operator", *SITES)}
-    # None for a site: a trainer at first, and later what the operator made of it.
-    assert server.roles == {"operator": ["operator"], **{site: [] for site in SITES}}
-
-
 def test_the_evaluator_is_let_in_as_such(tmp_path: Path, server: Server) -> None:
     (tmp_path / "evaluator").mkdir()
     for name in ("ca", "server", "operator"):
@@ -185,11 +172,17 @@ def test_a_renewed_operator_is_let_in_by_the_one_it_was(tmp_path: Path, server: 
     assert {files(tmp_path)[f"{name}/cert.pem"] for name in ("operator", *SITES)} < server.known
 
 
-def test_an_operator_whom_the_server_does_not_know_is_told(tmp_path: Path, server: Server) -> None:
+def test_everybody_is_let_in_by_an_operator_whom_the_server_knows(tmp_path: Path, server: Server) -> None:
     run(tmp_path)
     with pytest.raises(DeniedError, match="not registered"):
         admission.admit("server:7443", tmp_path / "operator")
     assert server.known == set()
+    found = files(tmp_path)
+    server.known.add(found["operator/cert.pem"])
+    admission.admit("server:7443", tmp_path / "operator")
+    assert server.known == {found[f"{name}/cert.pem"] for name in ("operator", *SITES)}
+    # None for a site: a trainer at first, and later what the operator made of it.
+    assert server.roles == {"operator": ["operator"], **{site: [] for site in SITES}}
 
 
 def test_a_site_that_was_revoked_stays_out_and_keeps_nobody_else_out(

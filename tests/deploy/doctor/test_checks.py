@@ -149,22 +149,16 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> R
     return call
 
 
-def test_a_server_in_plain_text_on_a_new_folder_is_well(run: Run, tmp_path: Path) -> None:
+def test_the_exit_code_is_the_first_findings_or_a_strict_warnings(run: Run, tmp_path: Path) -> None:
     code, out, err = run("server", "--plaintext", "--state", tmp_path / "s", "--listen", "127.0.0.1:0", "--recover")
     assert (code, err) == (0, ""), out
     assert out.splitlines()[-1].startswith("all well: ")
     assert not list(tmp_path.iterdir())
-
-
-def test_the_exit_code_is_the_first_findings(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("server", "--state", tmp_path, "--recipe", tmp_path / "none.toml")
     assert code == diagnosis("connection-not-chosen").code
     assert "✗  recipes" in out
     assert "none.toml" in out
     assert out.splitlines()[-1] == "2 findings; the first is connection-not-chosen: exit code 11"
-
-
-def test_warnings_fail_when_asked_to(run: Run, tmp_path: Path) -> None:
     known = ("server", "--plaintext", "--state", tmp_path / "s", "--listen", "127.0.0.1:0")
     limited = tmp_path / "server.toml"
     limited.write_text("memory_limit_mb = 100\n", encoding="utf-8")

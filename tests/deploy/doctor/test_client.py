@@ -301,16 +301,13 @@ def test_a_server_that_says_nothing_of_itself(look: Look, monkeypatch: pytest.Mo
     assert skipped(found).keys() == {"clock", "admission", "metrics", "privacy budget"}
 
 
-def test_a_policy_that_is_missing_or_has_a_typo(look: Look, tmp_path: Path) -> None:
+def test_what_a_policy_lets_out_or_that_it_cannot_be_read(look: Look, tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
     assert findings(look(policy=file)) == [("policy", "policy-missing")]
     file.write_text('metods = ["fednh"]\nparts = ["body"]\n', encoding="utf-8")
     found = look(policy=file)
     assert findings(found) == [("policy", "policy-invalid")]
     assert "did you mean 'methods'?" in found["policy"].message
-
-
-def test_what_a_policy_lets_out_and_what_a_test_set_tells(look: Look) -> None:
     path = shipped.folder("policies") / "strict.toml"
     strict, methods = look(policy=path)["policy"].message, ", ".join(sorted(Policy.read(path).rules.methods))
     assert strict.startswith(f"methods {methods}; parts body, head, prototypes; plugins none; ")

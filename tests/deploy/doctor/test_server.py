@@ -172,7 +172,7 @@ def test_a_ledger_on_a_network_file_system(look: Look, tmp_path: Path, monkeypat
     assert findings(look()) == [("state folder", "state-on-network")]
 
 
-def test_a_ledger_that_is_whole_is_left_as_it_is(look: Look, tmp_path: Path) -> None:
+def test_a_ledger_is_left_as_it_is_and_one_of_somebody_else_named(look: Look, tmp_path: Path) -> None:
     file = ledger(tmp_path / "state")
     before = file.read_bytes()
     found = look()
@@ -180,6 +180,14 @@ def test_a_ledger_that_is_whole_is_left_as_it_is(look: Look, tmp_path: Path) -> 
     assert "is whole, version 03" in found["ledger"].message
     assert [path.name for path in (tmp_path / "state").iterdir()] == [LEDGER_FILE]
     assert file.read_bytes() == before
+    with sqlite3.connect(file) as newer:
+        newer.execute("UPDATE alembic_version SET version_num = '9999'")
+    newer.close()
+    found = look()
+    assert findings(found) == [("ledger", "ledger-unusable")]
+    assert "use the protofed that wrote it" in found["ledger"].message
+    file.write_bytes(b"no database" * 999)
+    assert findings(look()) == [("ledger", "ledger-unusable")]
 
 
 def test_a_ledger_that_is_older_than_its_journal_is_named_as_the_server_does(look: Look, tmp_path: Path) -> None:
@@ -208,18 +216,6 @@ def test_what_a_killed_server_left_in_the_log_of_its_ledger_is_seen(look: Look, 
     found = look()
     writer.close()
     assert findings(found) == [("ledger", "ledger-unusable")]
-
-
-def test_a_ledger_of_a_newer_version_or_of_somebody_else(look: Look, tmp_path: Path) -> None:
-    file = ledger(tmp_path / "state")
-    with sqlite3.connect(file) as newer:
-        newer.execute("UPDATE alembic_version SET version_num = '9999'")
-    newer.close()
-    found = look()
-    assert findings(found) == [("ledger", "ledger-unusable")]
-    assert "use the protofed that wrote it" in found["ledger"].message
-    file.write_bytes(b"no database" * 999)
-    assert findings(look()) == [("ledger", "ledger-unusable")]
 
 
 def test_a_database_that_does_not_answer(look: Look, tmp_path: Path, unused_port: int) -> None:

@@ -272,14 +272,11 @@ def test_images_prepared_otherwise_or_in_no_class_are_named(
     assert findings(look(tmp_path, named, data={**folder, "max_unreadable_fraction": 0.1})) == []
 
 
-def test_where_metrics_would_be_answered(tmp_path: Path, unused_port: int) -> None:
+def test_where_metrics_would_be_answered_and_a_port_that_is_taken(tmp_path: Path, unused_port: int) -> None:
     listen = f"127.0.0.1:{unused_port}"
     assert look(tmp_path, metrics={"listen": listen})["metrics"].message == f"{listen} is free"
     for bad in ({"listen": "nowhere"}, {"listen": listen, "token": tmp_path / "none"}):
         assert findings(look(tmp_path, metrics=bad)) == [("metrics", "metrics-unusable")]
-
-
-def test_a_port_for_metrics_that_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         where = {"listen": f"127.0.0.1:{other.getsockname()[1]}"}
         assert findings(look(tmp_path, metrics=where)) == [("metrics", "metrics-port-taken")]

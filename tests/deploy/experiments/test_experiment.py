@@ -196,7 +196,7 @@ def test_each_known_column_is_named_once(recipe_of: Recipes, tmp_path: Path) -> 
     assert len(names) == len(set(names))
 
 
-def test_columns_may_be_named(recipe_of: Recipes) -> None:
+def test_columns_may_be_named_and_need_sizes(recipe_of: Recipes) -> None:
     recipe = recipe_of("fedavg")
     metrics = ["loss", "personal.pm_v:worst", "personal.pm_v:active", "global.accuracy:recent", "loss:std"]
     held_out = {"site-8": {"personal.pm_v": 0.3}, "site-9": {"personal.pm_v": 0.9}}
@@ -220,10 +220,6 @@ def test_columns_may_be_named(recipe_of: Recipes) -> None:
         Comparison.of([(recipe, result_of(recipe, 0, 0.2))], CompareOptions(["global.acuracy"]))
     with pytest.raises(ConfigError, match="'worst'"):
         Comparison.of([(recipe, result_of(recipe, 0, 0.2))], CompareOptions(["loss:wurst"]))
-
-
-def test_a_local_score_without_a_size_is_an_error(recipe_of: Recipes) -> None:
-    recipe = recipe_of("fedavg")
     result = result_of(recipe, 0, 0.2).model_copy(update={"local_test_examples": {"site-1": 3}})
     with pytest.raises(DataError, match="site-2"):
         Comparison.of([(recipe, result)])

@@ -157,7 +157,7 @@ def test_a_killed_worker_says_so_and_one_without_parent_ends(recipe_of: Recipes,
     assert orphan.failure() is not None
 
 
-def test_without_a_terminal_a_line_says_what_began_and_ended(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_every_job_has_a_bar_on_a_terminal_and_elsewhere_two_lines(recipe_of: Recipes, tmp_path: Path) -> None:
     jobs = jobs_of([recipe_of("fedavg")], [0, 1, 2], None, tmp_path)
     text = StringIO()
     with CompareView(jobs, set(jobs[1:]), Console(file=text, width=80)) as view:
@@ -171,9 +171,6 @@ def test_without_a_terminal_a_line_says_what_began_and_ended(recipe_of: Recipes,
     assert lines[2].startswith("small-fedavg-seed1 done after 0 s, 2/3 jobs")
     assert lines[4].startswith("small-fedavg-seed2 failed: no [red]data after")
     assert len(lines) == 5
-
-
-def test_on_a_terminal_every_job_has_a_bar(recipe_of: Recipes, tmp_path: Path) -> None:
     jobs = jobs_of([recipe_of("fedavg")], [0, 1], None, tmp_path)
     text = StringIO()
     console = Console(file=text, width=120, height=30, force_terminal=True, color_system=None)

@@ -77,15 +77,14 @@ def deaf(done: int, doing: str) -> None:
     """Hears how a job gets on."""
 
 
-def test_jobs_go_to_a_place_so_many_at_a_time_and_failures_keep_their_names(jobs: list[ExperimentJob]) -> None:
+def test_jobs_go_to_a_place_so_many_at_a_time_until_they_are_interrupted(
+    jobs: list[ExperimentJob], capfd: pytest.CaptureFixture[str]
+) -> None:
     place = RemoteExecutor()
     failures = run_jobs(jobs, 2, place)
     assert place.began == [job.name for job in jobs]
     assert (place.most, place.ended) == (2, True)
     assert failures == {jobs[1]: "no data there (on node-2)"}
-
-
-def test_an_interruption_ends_what_runs_elsewhere(jobs: list[ExperimentJob], capfd: pytest.CaptureFixture[str]) -> None:
     place = RemoteExecutor(interrupted=True)
     with pytest.raises(KeyboardInterrupt):
         run_jobs(jobs, 2, place)

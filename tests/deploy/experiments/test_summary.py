@@ -52,7 +52,7 @@ def summary(scores: Any, cohorts: Any, tested: Any) -> Summary:
     return summarise(Result.model_construct(**known))
 
 
-def test_best_mean_accuracy_is_the_reference_number() -> None:
+def test_a_runs_scores_are_the_reference_numbers() -> None:
     golden = np.load(GOLDEN)
     tested = dict(zip(SITES, golden["best_mean_n_test"].tolist(), strict=True))
     found = summary(rounds_of(golden["best_mean_round_acc"].tolist()), {}, tested)
@@ -61,10 +61,6 @@ def test_best_mean_accuracy_is_the_reference_number() -> None:
     assert found.local[2] == pytest.approx(float(golden["best_mean_accuracy"]))
     assert found.round == 3
     assert found.local[3] == pytest.approx(0.522)
-
-
-def test_personal_scores_over_sites_are_the_reference_numbers() -> None:
-    golden = np.load(GOLDEN)
     both = rounds_of([golden["PML_per_client"].tolist()], "personal.pm_l")
     for site, value in zip(SITES, golden["PMV_per_client"].tolist(), strict=True):
         both[1][site]["personal.pm_v"] = value
@@ -104,16 +100,13 @@ def test_a_site_without_its_size_is_refused(tested: dict[str, int]) -> None:
         summary(rounds_of([[0.1, 0.2]]), {}, tested)
 
 
-def test_recent_is_the_mean_of_the_last_ten_rounds_that_have_the_score() -> None:
+def test_recent_and_worst_class_are_over_rounds_and_sites() -> None:
     scores = rounds_of([[float(number), number + 2.0] for number in range(1, 13)])  # means 2 to 13
     scores[12]["eva"] = {"global.accuracy": 0.5}
     scores[20] = {"eva": {"global.accuracy": 0.25}}
     found = recent(over_sites(dict(reversed(scores.items())), {}))
     assert found == {LOCAL: pytest.approx(sum(range(4, 14)) / 10), "global.accuracy": 0.375}
     assert recent(over_sites(scores, {}), rounds=1) == {LOCAL: 13.0, "global.accuracy": 0.25}
-
-
-def test_the_worst_class_has_the_smallest_recall_in_the_mean_over_sites() -> None:
     by_site = {
         "ann": {"personal.recall.2": 0.5, "personal.recall.10": 0.0, "personal.local.recall.1": 0.75},
         "bob": {"personal.recall.2": 0.25, "personal.recall.10": 1.0, "personal.accuracy": 0.0},

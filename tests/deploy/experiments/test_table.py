@@ -77,16 +77,13 @@ def test_signs_of_equal_means_tie_whatever_their_last_bits(counts: tuple[int, ..
     assert found.p == p
 
 
-def test_p_is_the_share_of_all_signs_that_give_as_much() -> None:
+def test_p_is_the_share_of_all_signs_that_give_as_much_or_of_many_drawn_alike() -> None:
     drawn = np.random.default_rng(5)
     for _ in range(5):
         values = drawn.normal(0.6, 1, 7)
         means = [abs(np.mean(np.array(signs) * values)) for signs in product((1, -1), repeat=7)]
         expected = np.mean([mean >= abs(values.mean()) - 1e-12 for mean in means])
         assert difference(*values).p == pytest.approx(expected)
-
-
-def test_of_many_seeds_signs_are_drawn_alike_every_time() -> None:
     values = np.random.default_rng(5).normal(0.3, 1, 20)
     assert difference(*values).p == difference(*values).p
     assert 0 < (difference(*values + 5).p or 0) < 1e-3

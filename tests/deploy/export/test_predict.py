@@ -146,13 +146,22 @@ def test_a_full_disk_is_told_and_leaves_no_half_table(
     assert not list(tmp_path.glob("p.csv*"))
 
 
-def test_no_images_are_no_table(exported: Path, tmp_path: Path) -> None:
+def test_without_images_gpu_or_pillow_there_is_no_table(
+    exported: Path, tmp_path: Path, pngs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="has no images"):
         asked(exported, tmp_path / "empty", tmp_path)
     with pytest.raises(DataError, match="no folder"):
         asked(exported, tmp_path / "nowhere", tmp_path)
     assert not list(tmp_path.glob("p.csv*"))
+    with pytest.raises(ConfigError, match="GPU"):
+        asked(exported, pngs, tmp_path, runtime="onnx", device="cuda:63")
+    with pytest.raises(ConfigError, match="expected auto, cpu, cuda"):
+        asked(exported, pngs, tmp_path, device="gpu")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ConfigError, match=r"\.whl\[export\]'"):
+        asked(exported, pngs, tmp_path)
 
 
 def test_images_are_prepared_as_the_runs_sites_prepare_theirs(tmp_path: Path) -> None:
@@ -308,16 +317,3 @@ def test_a_missing_package_is_named_with_its_remedy(
     with pytest.raises(ConfigError, match=rf"{package} is not installed.*\.whl\[export\]'"):
         export(ExportRequest(done.run, "global", tmp_path / "m", "onnx", state=done.state))
     assert not (tmp_path / "m").exists()
-
-
-def test_pillow_is_asked_for(exported: Path, pngs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ConfigError, match=r"\.whl\[export\]'"):
-        asked(exported, pngs, tmp_path)
-
-
-def test_a_gpu_that_is_not_there_is_refused(exported: Path, pngs: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="GPU"):
-        asked(exported, pngs, tmp_path, runtime="onnx", device="cuda:63")
-    with pytest.raises(ConfigError, match="expected auto, cpu, cuda"):
-        asked(exported, pngs, tmp_path, device="gpu")

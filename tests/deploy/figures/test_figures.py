@@ -152,14 +152,11 @@ def test_tsne_is_deterministic_and_places_a_prototype_among_its_class() -> None:
     assert tsne(features, {})[0].shape == (40, 2)
 
 
-def test_a_ring_keeps_angles() -> None:
+def test_a_ring_keeps_angles_and_heads_point_with_their_rows(finished: Finished) -> None:
     features = np.array([[3.0, 0.0], [0.0, -0.1]])
     ring = on_ring(features, np.array([0, 1]))
     np.testing.assert_allclose(ring / np.linalg.norm(ring, axis=1, keepdims=True), [[1, 0], [0, -1]], atol=1e-12)
     assert np.all(np.abs(np.linalg.norm(ring, axis=1) - 1) <= 0.11)
-
-
-def test_heads_without_prototypes_point_with_their_rows(finished: Finished) -> None:
     run = finished("spiral")
     plane = by_angle(run, embedded(run, 50))
     weight = run.state[Part.HEAD]["weight"]

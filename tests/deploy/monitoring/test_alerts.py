@@ -69,13 +69,9 @@ def test_an_alert_says_how_bad_it_is_what_it_means_and_whom_it_concerns(rule: di
     assert "{{" not in re.sub(r"\{\{[^{}]+\}\}", "", told["summary"] + told["description"])
 
 
-def test_a_run_that_ended_or_is_paused_disturbs_nobody() -> None:
-    """What concerns a run is bound to its going on; that a run failed is told of its end."""
+def test_a_run_that_ended_disturbs_nobody_and_no_door_is_opened() -> None:
     for rule in ALERTS:
         about_a_run = "$labels.run" in rule["annotations"]["summary"]
         assert not about_a_run or "run:protofed_active:bool" in rule["expr"], rule["alert"]
-
-
-def test_nothing_of_the_configuration_opens_a_door() -> None:
     text = (PROMETHEUS / "prometheus.yml").read_text(encoding="utf-8")
     assert not re.search(r"honor_labels|insecure_skip_verify|credentials:|0\.0\.0\.0", text)

@@ -116,10 +116,18 @@ def test_what_speaks_against_a_model_is_in_the_header_and_one_line_once() -> Non
     assert changes(warned(ONE_CLASS), warned(ONE_CLASS, own_model(1))) == ["chance: The model of site-1 guesses."]
 
 
-def test_the_balanced_accuracy_stands_beside_the_accuracy() -> None:
+def test_scores_stand_in_their_order_with_changes_for_better_or_worse() -> None:
     names = ("global.auroc", "personal.pm_v", "global.majority", "global.accuracy", "global.balanced_accuracy")
     told = snapshot_of(answer(published(910, 920), scores={1: [score(name, 0.5) for name in names]}))
     assert [one.name for one in told.scores] == [names[3], names[4], names[2], names[1], names[0]]
+    first = answer(scores={5: [score("global.accuracy", 0.5), score("global.ece", 0.3)]})
+    second = answer(scores={6: [score("global.accuracy", 0.6), score("global.ece", 0.4)]})
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system="standard")
+    with console.capture() as captured:
+        console.print(WatchScreen(snapshot_of(first, second)))
+    accuracy, ece = (line for line in captured.get().splitlines() if "global." in line)
+    assert "\x1b[32m+0.1000" in accuracy
+    assert "\x1b[31m+0.1000" in ece
 
 
 def test_the_header_says_what_is_the_matter() -> None:
@@ -212,17 +220,6 @@ def test_a_list_of_runs_says_it_in_short_and_a_run_shows_all_of_it() -> None:
     assert "warning: w" in captured.get()
 
 
-def test_changes_for_the_better_and_worse_are_marked() -> None:
-    first = answer(scores={5: [score("global.accuracy", 0.5), score("global.ece", 0.3)]})
-    second = answer(scores={6: [score("global.accuracy", 0.6), score("global.ece", 0.4)]})
-    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system="standard")
-    with console.capture() as captured:
-        console.print(WatchScreen(snapshot_of(first, second)))
-    accuracy, ece = (line for line in captured.get().splitlines() if "global." in line)
-    assert "\x1b[32m+0.1000" in accuracy
-    assert "\x1b[31m+0.1000" in ece
-
-
 def test_what_is_less_important_goes_first() -> None:
     there = Rows(sites=10, problems=5, scores=4, strip=4)
     assert fitting(there, 0).lines(there.sites) == 0
@@ -238,13 +235,20 @@ def test_what_is_less_important_goes_first() -> None:
     assert fitting(there, 30) == replace(there, gaps=1)
 
 
-def test_a_line_says_what_is_new_and_nothing_when_nothing_is() -> None:
+def test_a_line_says_what_is_new_and_json_all_fields() -> None:
     before = snapshot_of(mixed_reply(4))
     assert changes(None, before) == [
         "digits-fednh · fednh · running · round 7 of 20",
         "round 7: abandoned after 10.0 s, 0 of 0 reported: no quorum: 2 of 4 · about 2 min more (by the last 6 rounds)",
     ]
     assert changes(before, snapshot_of(mixed_reply(4), now=NOW + 100)) == []
+    told = json.loads(json.dumps(plain(snapshot_of(mixed_reply(4)))))
+    assert (told["run"], told["status"], told["round"], told["rounds"]) == ("digits-fednh", "running", 7, 20)
+    assert told["rest"]["by_rounds"] == 6
+    assert told["sites"][1]["site"] == "site-02"
+    assert {one["site"]: one["care"] for one in told["sites"]}["site-00"] == "well"
+    assert told["history"][3]["failed"] == {"late": 1}
+    assert told["problems"][0]["what"] == "failed"
 
 
 def test_a_round_is_one_line_with_who_took_part_and_its_scores_and_each_error_has_its_own() -> None:
@@ -325,13 +329,3 @@ def test_a_silent_server_and_the_end_are_told() -> None:
     assert changes(replace(silent, silent_s=9.0), well) == ["it answers again, after 9 s"]
     going, ended = snapshot_of(answer()), snapshot_of(answer(status="aborted", reason="enough", ended_at=990.0))
     assert changes(going, ended) == ["digits-fednh · fednh · aborted · round 7 of 20 · enough"]
-
-
-def test_a_scene_is_json_with_all_its_fields() -> None:
-    told = json.loads(json.dumps(plain(snapshot_of(mixed_reply(4)))))
-    assert (told["run"], told["status"], told["round"], told["rounds"]) == ("digits-fednh", "running", 7, 20)
-    assert told["rest"]["by_rounds"] == 6
-    assert told["sites"][1]["site"] == "site-02"
-    assert {one["site"]: one["care"] for one in told["sites"]}["site-00"] == "well"
-    assert told["history"][3]["failed"] == {"late": 1}
-    assert told["problems"][0]["what"] == "failed"

@@ -8,11 +8,9 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from rich.console import Console
 from tests.support.disturbed_run import RULES, RUN, close_channels, disturbed_run
@@ -218,24 +216,6 @@ def test_at_the_start_there_has_to_be_a_server_and_later_it_may_be_silent(
     now[0] += 7.0
     seen = watcher.snapshot()
     assert (seen.trouble, seen.silent_s) == ("it is busy, or the network is down", 7.0)
-
-
-def test_a_call_that_a_stopping_server_ends_is_as_no_answer() -> None:
-    class Stopping(grpc.GenericRpcHandler):
-        def service(self, _: Any) -> grpc.RpcMethodHandler[Any, Any]:
-            return grpc.unary_unary_rpc_method_handler(
-                lambda _, call: call.abort(grpc.StatusCode.CANCELLED, "CANCELLED")
-            )
-
-    server = grpc.server(ThreadPoolExecutor(1))
-    server.add_generic_rpc_handlers((Stopping(),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        with Operator(f"127.0.0.1:{port}", plaintext=True) as operator, pytest.raises(UnavailableError):
-            operator.sites()
-    finally:
-        server.stop(None).wait()
 
 
 def command(server: Any, *arguments: str) -> tuple[str, ...]:

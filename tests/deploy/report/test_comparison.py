@@ -80,14 +80,9 @@ def test_the_page_has_tables_curves_settings_and_provenance(results: list[Result
     assert all(result.state in said["provenance"] for result in results)
 
 
-def test_a_comparison_whose_jobs_all_failed_has_a_page(recipe_of: Recipes) -> None:
-    comparison = Comparison.of([(recipe_of("fednh"), None)])
-    html = page(comparison, curves_of(comparison.results), COMMAND)
-    assert "0 finished runs of 0 recipes" in html
-    assert "Not all seeds have ended of small-fednh." in html
-
-
-def test_what_differs_between_recipes_stands_first(results: list[Result]) -> None:
+def test_what_differs_stands_first_and_jobs_that_all_failed_have_a_page(
+    results: list[Result], recipe_of: Recipes
+) -> None:
     settings = told(results)["settings"]
     differing, _, common = settings.partition("What all have in common")
     for value in ("method.name fedavg fednh", "plan.lr 0.05 0.125", "method.scale – 1.0"):
@@ -95,6 +90,10 @@ def test_what_differs_between_recipes_stands_first(results: list[Result]) -> Non
     assert "plan.momentum" not in differing
     assert "plan.momentum" in common
     assert "data.seed" not in settings
+    comparison = Comparison.of([(recipe_of("fednh"), None)])
+    html = page(comparison, curves_of(comparison.results), COMMAND)
+    assert "0 finished runs of 0 recipes" in html
+    assert "Not all seeds have ended of small-fednh." in html
 
 
 def test_sentences_follow_the_results(results: list[Result]) -> None:

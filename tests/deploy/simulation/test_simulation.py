@@ -42,12 +42,22 @@ def federation(recipe: Recipe, **changes: Any) -> dict[str, Any]:
     return {**recipe.federation.model_dump(exclude_defaults=True), **changes}
 
 
-def test_with_too_few_sites_the_keys_that_ask_for_more_are_named(recipe_of: RecipeOf) -> None:
+def test_what_keeps_a_run_from_going_on_is_named(recipe_of: RecipeOf) -> None:
     recipe = recipe_of("fedavg", federation={"min_sites": 4, "quorum": 3})
     error, failed, refused = told(recipe)
     for phrase in ("round 1 needs 4 trainers, has 3", "min_sites is 4", "quorum 3"):
         assert phrase in error
     assert (failed, refused) == ([], "")
+    rules = federation(recipe_of("fedavg"), required_sites=["hospital"])
+    error, _, _ = told(recipe_of("fedavg", federation=rules))
+    assert "hospital" in error
+    assert "min_sites" not in error
+    recipe = recipe_of("fedavg")
+    rules = federation(recipe, max_relative_norm=1e-6, max_attempts=1)
+    _, failed, refused = told(recipe_of("fedavg", federation=rules))
+    assert len(failed) == 1
+    assert "the server, of site-" in refused
+    assert "this run accepts at most" in refused
 
 
 @pytest.mark.parametrize("size", ["600k", "3m"])
@@ -68,22 +78,6 @@ def test_a_run_that_waits_for_space_ends_in_a_full_disk_and_no_wrong_setting(
     recipe = recipe_of("fedavg", federation={"min_sites": 4, "quorum": 3})
     with pytest.raises(OutOfSpaceError, match=str(tmp_path)), simulation(recipe, tmp_path) as running:
         running.go()
-
-
-def test_a_site_that_is_required_and_not_there_is_named(recipe_of: RecipeOf) -> None:
-    rules = federation(recipe_of("fedavg"), required_sites=["hospital"])
-    error, _, _ = told(recipe_of("fedavg", federation=rules))
-    assert "hospital" in error
-    assert "min_sites" not in error
-
-
-def test_the_reason_of_a_refused_update_is_told(recipe_of: RecipeOf) -> None:
-    recipe = recipe_of("fedavg")
-    rules = federation(recipe, max_relative_norm=1e-6, max_attempts=1)
-    _, failed, refused = told(recipe_of("fedavg", federation=rules))
-    assert len(failed) == 1
-    assert "the server, of site-" in refused
-    assert "this run accepts at most" in refused
 
 
 def test_what_a_sites_policy_refuses_is_told(recipe_of: RecipeOf) -> None:

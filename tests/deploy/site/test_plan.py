@@ -210,14 +210,11 @@ def test_only_scores_that_the_policy_names_leave_and_each_says_what_it_tells(rec
     assert "protofed client scores" not in everything
 
 
-def test_the_first_model_is_judged_apart(recipe_of: RecipeOf) -> None:
+def test_the_first_model_is_judged_apart_and_one_that_is_not_named_never_run(recipe_of: RecipeOf) -> None:
     plan = site_plan(recipe_of("fedprp"), policy("fedprp", parts={"body", "prototypes"}))
     assert not plan.refusals
     assert plan.first_model == "part 'head' is not in this site's policy (parts)"
     assert site_plan(recipe_of("fedprp"), policy("fedprp")).first_model is None
-
-
-def test_a_model_that_the_site_does_not_name_is_never_run(recipe_of: RecipeOf) -> None:
     recipe = recipe_of("fednh", model={"name": "nowhere:made"})
     with pytest.raises(ConfigError, match="add it to `plugins`"):
         site_plan(recipe)
@@ -341,16 +338,13 @@ def test_a_body_of_too_few_features_is_declined_and_shown(recipe_of: RecipeOf) -
     assert "limits.min_features_per_class" in refusal
 
 
-def test_in_a_secure_run_a_limit_by_images_declines_nothing_and_is_said(recipe_of: RecipeOf) -> None:
+def test_a_limit_by_images_declines_nothing_in_a_secure_run_or_with_noise(recipe_of: RecipeOf) -> None:
     read = recipe_of("fednh", plan={"lr": 0.1, "batch_size": 32}, federation={"secure": True, "min_sites": 3})
     plan = site_plan(read, policy("fednh", limits={"steps": 2}), cohort=3, examples=20)
     assert [check.key for check in plan.limits if not check.holds] == ["steps", "min_step_sum"]
     assert not plan.refusals
     assert "Random numbers take the place" in plan.still_open[0]
     assert "limits.steps" in plan.still_open[0]
-
-
-def test_of_a_run_with_noise_no_limit_by_images_stays_open() -> None:
     facts = RunFacts(Digest("b" * 64), frozenset({Part.BODY}), examples=20, cohort=3, features=64)
     assert unchecked(facts, noisy=True) == ()
     assert unchecked(facts) == ("limits.min_contrast",)

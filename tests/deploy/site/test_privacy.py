@@ -52,22 +52,16 @@ def spent(folder: Path, rounds: int) -> Any:
     return read(folder / FILE)
 
 
-def test_the_cost_of_a_run_follows_from_its_recipe() -> None:
+def test_the_cost_of_a_run_follows_from_its_recipe_if_something_bounds_it() -> None:
     assert (plan := planned(noisy())) is not None
     assert plan.events == ROUND
     assert (plan.epsilon, plan.delta) == (epsilon(ROUND * 30, 1e-5), 1e-5)
     assert (plan.budget, plan.allowed, plan.noise) == (None, None, None)
     assert planned(shipped.recipe("digits-fedavg")) is None
-
-
-def test_class_sums_cost_too_and_need_noise() -> None:
     assert (plan := planned(noisy(method="fednh", class_noise_multiplier=10.0))) is not None
     assert plan.events == (*ROUND, NoisySums(1.0, 10.0, 1))
     with pytest.raises(ConfigError, match="class_noise_multiplier"):
         planned(noisy(method="fednh"))
-
-
-def test_a_method_that_nothing_bounds_is_refused() -> None:
     with pytest.raises(ConfigError, match="scaffold"):
         planned(noisy(method="scaffold"))
 

@@ -61,7 +61,7 @@ def test_the_server_is_started_with_options_and_settings_that_it_takes() -> None
     own("server.environment")
 
 
-def test_a_site_is_started_with_options_and_settings_that_it_takes() -> None:
+def test_a_site_is_started_with_settings_that_it_takes_in_folders_of_the_units() -> None:
     said = parsed(CLIENT, "client")
     given = {key: said[key] for key in ("site", "policy", "identity", "state")}
     settings = read_settings(ClientSettings, SYSTEMD / "examples/client.toml", given)
@@ -71,6 +71,11 @@ def test_a_site_is_started_with_options_and_settings_that_it_takes() -> None:
         Path("/etc/protofed/client/north/identity"),
     )
     own("client.environment")
+    made = [line.split() for line in (SYSTEMD / "tmpfiles.d/protofed.conf").read_text(encoding="utf-8").splitlines()]
+    modes = {line[1]: (line[2], line[3]) for line in made if line[0] == "d"}
+    assert modes["/etc/protofed/server/identity"] == ("0700", "protofed")
+    assert modes["/etc/protofed/server"] == modes["/etc/protofed/client"] == ("0750", "root")
+    assert (SYSTEMD / "sysusers.d/protofed.conf").read_text(encoding="utf-8").startswith("u protofed ")
 
 
 @pytest.mark.parametrize("unit", [SERVER, CLIENT], ids=lambda unit: unit.stem)
@@ -101,14 +106,6 @@ def test_a_daemon_can_use_a_gpu_dumps_no_images_and_pushes_no_other_out() -> Non
     assert said["DeviceAllow"] == ["char-nvidia* rw"]
     assert not {"PrivateDevices", "MemoryDenyWriteExecute", "ProcSubset"} & set(said)
     assert said["LimitCORE"] == ["0"]
-
-
-def test_the_folders_are_those_of_the_units() -> None:
-    made = [line.split() for line in (SYSTEMD / "tmpfiles.d/protofed.conf").read_text(encoding="utf-8").splitlines()]
-    modes = {line[1]: (line[2], line[3]) for line in made if line[0] == "d"}
-    assert modes["/etc/protofed/server/identity"] == ("0700", "protofed")
-    assert modes["/etc/protofed/server"] == modes["/etc/protofed/client"] == ("0750", "root")
-    assert (SYSTEMD / "sysusers.d/protofed.conf").read_text(encoding="utf-8").startswith("u protofed ")
 
 
 def installed(unit: Path, folder: Path) -> Path:

@@ -55,7 +55,9 @@ def pages_of(secured: TlsServer, operator: Operator, ca: Path | None = None) -> 
     return Browser(console(operator, secured.server.address, identity, ca))
 
 
-def test_the_overview_has_runs_and_sites_with_problems_first(troubled: Browser) -> None:
+def test_the_overview_has_runs_and_sites_with_problems_first_and_healthy_ones(
+    troubled: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = troubled.get("/")
     assert f'href="/runs/{RUN}"' in text
     for waited_for in ("site-1", "site-5"):
@@ -66,11 +68,6 @@ def test_the_overview_has_runs_and_sites_with_problems_first(troubled: Browser) 
     text = troubled.get("/")
     assert "out of memory" in text
     assert text.index('href="/sites/site-5"') < text.index('href="/sites/site-1"')
-
-
-def test_the_overview_has_healthy_sites_too_with_what_they_do_and_their_last_progress(
-    troubled: Browser, monkeypatch: pytest.MonkeyPatch
-) -> None:
     told = [
         pb.SiteInfo(site="east", status="idle", activity_text="waiting for a task", progress=-1.0, progress_age_s=7.0),
         pb.SiteInfo(site="west", status="silent", activity_text="training", progress=-1.0, progress_age_s=900.0),

@@ -161,13 +161,19 @@ def test_the_site_is_examined_beside_its_running_daemon(
     assert 'id="ended"' in text
 
 
-def test_a_quick_check_loads_no_data(site: Callable[..., tuple[Browser, Examiner]]) -> None:
+def test_a_quick_check_loads_no_data_and_its_process_is_told_no_more_than_the_request(
+    site: Callable[..., tuple[Browser, Examiner]], stand_in: Callable[[str], None], tmp_path: Path
+) -> None:
     browser, examiner = site()
     browser.order("/health")
     found = ended(examiner)
     assert (found.whole, found.data, found.problem) == (False, None, "")
     assert "not loaded" in by_check(found)["data"]["seen"]
     assert 'id="classes"' not in browser.get("/health")
+    stand_in("print(json.dumps({'problem': json.dumps(request)}))\n")
+    browser.order("/runs/kept/check")
+    request = json.loads(ended(examiner, "kept").problem)
+    assert request == {"settings": str(tmp_path / "site.toml"), "given": {}, "run": "kept", "whole": False}
 
 
 def test_data_that_do_not_fit_a_run_are_explained(
@@ -264,16 +270,6 @@ def test_an_examination_that_dies_says_its_last_words(
     stand_in("import os; sys.stdout.write('{\"doing\": '); sys.stdout.flush(); os.kill(os.getpid(), 9)\n")
     browser.order("/health")
     assert "-9" in ended(examiner).problem  # half a line is none
-
-
-def test_a_request_is_all_that_the_process_is_told(
-    site: Callable[..., tuple[Browser, Examiner]], stand_in: Callable[[str], None], tmp_path: Path
-) -> None:
-    browser, examiner = site()
-    stand_in("print(json.dumps({'problem': json.dumps(request)}))\n")
-    browser.order("/runs/kept/check")
-    request = json.loads(ended(examiner, "kept").problem)
-    assert request == {"settings": str(tmp_path / "site.toml"), "given": {}, "run": "kept", "whole": False}
 
 
 def test_what_the_daemon_lacks_and_settings_that_cannot_be_read_are_said(
