@@ -53,13 +53,13 @@ def test_a_list_cuts_no_date_and_gives_an_end_in_few_words() -> None:
     assert "2096-10-02" in page.getvalue()
     assert "certificate until" in page.getvalue()
     why = "round 7 was abandoned 5 times: 3 of 3 sites cannot do the task (the last: policy; its log names the rule)"
-    info = pb.RunInfo(run="lesions", method="fednh", status="failed", reason=why, ended_at=1.0, round=7, rounds=40)
-    text = " ".join(shown(120, tables.runs_table([info])))
+    ended = pb.RunInfo(run="lesions", method="fednh", status="failed", reason=why, ended_at=1.0, round=7, rounds=40)
+    text = " ".join(shown(120, tables.runs_table([ended])))
     assert "round 7 was abandoned 5 times" in text
     assert "its log" not in text
-    info.reason = "words " * 40
-    assert " ".join(shown(120, tables.runs_table([info]))).count("words") < 10
-    assert " ".join(shown(120, *tables.run_parts(pb.RunDetail(info=info), everything=False))).count("words") == 40
+    ended.reason = "words " * 40
+    assert " ".join(shown(120, tables.runs_table([ended]))).count("words") < 10
+    assert " ".join(shown(120, *tables.run_parts(pb.RunDetail(info=ended), everything=False))).count("words") == 40
 
 
 def test_a_run_has_its_warnings_above_few_rounds_and_few_scores() -> None:
