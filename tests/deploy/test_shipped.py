@@ -116,13 +116,17 @@ def test_a_policy_names_all_methods_that_its_other_rules_admit(name: str) -> Non
     assert len(methods) > 10
 
 
-def test_what_a_policy_admits_follows_from_its_rules_alone() -> None:
+def test_every_file_says_what_it_is_and_a_policy_admits_by_its_rules_alone() -> None:
     rules = OPEN.rules.model_copy(update={"methods": frozenset(), "parts": frozenset({Part.BODY})})
     assert {"solo", "fedper"} <= set(admitted(Policy(rules))) < set(client_methods) - {"fedavg", "fednh"}
     required = rules.model_copy(update={"secure": "required", "parts": frozenset(Part) - NOT_ON_THE_WIRE})
     assert "solo" in admitted(Policy(required))  # sends nothing
     assert "cwfedavg" not in admitted(Policy(required))  # by default not in a sum
     assert "cwfedavg" in admitted(Policy(required.model_copy(update={"secure": "allowed"})))
+    for kind in ("recipes", "policies"):
+        told = [shipped.what(file) for file in shipped.files(kind).values()]
+        assert all(20 < len(text) < 150 for text in told), max(told, key=len)
+        assert all(text.endswith(".") for text in told)
 
 
 @pytest.mark.parametrize(("site", "trio"), [("digits", False), ("digits-trio", True)])
@@ -157,13 +161,6 @@ def test_a_resolved_recipe_is_the_same_run_in_one_file(path: Path, tmp_path: Pat
     (alone := tmp_path / path.name).write_text(shipped.resolved(path.stem), encoding="utf-8")
     assert shipped.extends(alone) == ""
     assert read_recipe(alone) == shipped.recipe(path.stem)
-
-
-def test_every_shipped_file_says_in_a_sentence_of_its_own_what_it_is() -> None:
-    for kind in ("recipes", "policies"):
-        told = [shipped.what(file) for file in shipped.files(kind).values()]
-        assert all(20 < len(text) < 150 for text in told), max(told, key=len)
-        assert all(text.endswith(".") for text in told)
 
 
 @pytest.mark.parametrize("shown", [False, True], ids=["as it stands", "with all that is shown"])

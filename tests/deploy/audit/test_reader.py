@@ -144,7 +144,9 @@ def test_good_logs_are_told_with_their_newest_hash_and_as_json(
     assert f"is record {len(log_lines(site_log))}" in out
 
 
-def test_a_hash_of_before_is_found_in_a_log_that_grew(protofed: Protofed, server_log: Path) -> None:
+def test_a_hash_of_before_is_found_in_a_log_that_grew_and_in_none_written_anew(
+    protofed: Protofed, server_log: Path, site_log: Path
+) -> None:
     before = newest(server_log)
     audit = ServerAudit(server_log / "audit.jsonl")
     message = pb.HeartbeatRequest()
@@ -153,6 +155,18 @@ def test_a_hash_of_before_is_found_in_a_log_that_grew(protofed: Protofed, server
     code, out, _ = protofed("verify", server_log, "--expect", before)
     assert code == 0
     assert f"is record {len(log_lines(server_log)) - 1}: nothing up to it was changed" in out
+    before = newest(site_log)
+    last, lines = Record(0, "", "", {}, ""), []
+    for line in log_lines(site_log):
+        said = json.loads(line)
+        said["facts"].pop("digest", None)
+        last = Record(said["seq"], said["at"], said["event"], said["facts"], last.hash).sealed()
+        lines.append(last.line())
+    (site_log / "audit.jsonl").write_bytes(b"".join(lines))
+    assert protofed("verify", site_log)[0] == 0, "nobody can tell without a hash"
+    code, _, err = protofed("verify", site_log, "--expect", before)
+    assert code == 1
+    assert "written anew" in err
 
 
 def test_a_bad_log_is_named_and_the_others_are_told(protofed: Protofed, server_log: Path, site_log: Path) -> None:
@@ -166,7 +180,9 @@ def test_a_bad_log_is_named_and_the_others_are_told(protofed: Protofed, server_l
     assert str(site_log) not in out
 
 
-def test_half_a_line_is_told_and_is_no_tampering(protofed: Protofed, site_log: Path) -> None:
+def test_a_log_that_is_empty_or_ends_in_half_a_line_is_no_tampering(
+    protofed: Protofed, site_log: Path, tmp_path: Path
+) -> None:
     whole = len(log_lines(site_log))
     with (site_log / "audit.jsonl").open("ab") as file:
         file.write(b'{"at":')
@@ -177,9 +193,6 @@ def test_half_a_line_is_told_and_is_no_tampering(protofed: Protofed, site_log: P
     Journal(site_log / "audit.jsonl").close()
     _, out, _ = protofed("verify", site_log)
     assert "1 half lines of killed processes were cut off" in out
-
-
-def test_an_empty_log_is_good_and_says_that_it_is_empty(protofed: Protofed, tmp_path: Path) -> None:
     (tmp_path / "audit.jsonl").touch()
     code, out, _ = protofed("verify", tmp_path)
     assert code == 0
@@ -352,18 +365,3 @@ def test_neither_another_journal_nor_a_lone_answer_has_messages(protofed: Protof
     journal.append("answered", call="CommitUpload", digest="0" * 64, verdict="accepted")
     journal.close()
     assert protofed("show", tmp_path)[1].strip() == "No messages."
-
-
-def test_a_log_written_anew_lacks_the_hash_of_before(protofed: Protofed, site_log: Path) -> None:
-    before = newest(site_log)
-    last, lines = Record(0, "", "", {}, ""), []
-    for line in log_lines(site_log):
-        said = json.loads(line)
-        said["facts"].pop("digest", None)
-        last = Record(said["seq"], said["at"], said["event"], said["facts"], last.hash).sealed()
-        lines.append(last.line())
-    (site_log / "audit.jsonl").write_bytes(b"".join(lines))
-    assert protofed("verify", site_log)[0] == 0, "nobody can tell without a hash"
-    code, _, err = protofed("verify", site_log, "--expect", before)
-    assert code == 1
-    assert "written anew" in err

@@ -196,12 +196,11 @@ def test_hosts_are_taken_once_and_a_ca_is_made_once(authority: Authority, tmp_pa
         make_authority(authority.folder)
 
 
-def test_a_request_can_be_made_again_with_the_same_key(tmp_path: Path) -> None:
+def test_a_key_is_asked_for_again_and_with_a_certificate_renewed_not_replaced(
+    tmp_path: Path, authority: Authority
+) -> None:
     first, second = (read_request(lifecycle.request(tmp_path, Party.SITE, "a"), "request") for _ in range(2))
     assert first.fingerprint == second.fingerprint
-
-
-def test_a_key_with_a_certificate_is_renewed_not_replaced(authority: Authority, tmp_path: Path) -> None:
     key = (joined(tmp_path, authority) / "key.pem").read_bytes()
     with pytest.raises(ConfigError, match="has a certificate already; `protofed certs renew --identity"):
         lifecycle.request(tmp_path, Party.SITE, "a")

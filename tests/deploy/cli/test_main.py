@@ -324,20 +324,19 @@ def test_a_command_that_never_was_is_refused_by_the_right_name(tried: str, meant
     assert meant in err
 
 
-def test_an_old_command_does_its_work_under_its_new_name(protofed: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    renamed = partial(rename_command, commands={"shipped list": Renamed("recipes list", "9.0.0")})
-    monkeypatch.setattr(main, "rename_command", renamed)
-    code, out, err = protofed("shipped", "list")
-    assert (code, "digits-fednh" in out) == (0, True)
-    assert "`protofed shipped list` is now called `protofed recipes list`; version 9.0.0 takes" in out + err
-
-
-def test_the_help_has_the_hospital_first_and_every_command_once(protofed: Cli) -> None:
+def test_the_help_has_every_command_once_and_an_old_one_does_its_work(
+    protofed: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, out, _ = protofed("--help")
     places = [out.index(f"{panel} \u2500") for panel in (main.HOSPITAL, main.COORDINATOR, main.RESEARCHER)]
     assert places == sorted(places)
     listed = re.findall(r"^\W*([a-z]+) {2,}", out, re.MULTILINE)
     assert [name for name in listed if name in main.COMMANDS] == list(main.COMMANDS)
+    renamed = partial(rename_command, commands={"shipped list": Renamed("recipes list", "9.0.0")})
+    monkeypatch.setattr(main, "rename_command", renamed)
+    code, out, err = protofed("shipped", "list")
+    assert (code, "digits-fednh" in out) == (0, True)
+    assert "`protofed shipped list` is now called `protofed recipes list`; version 9.0.0 takes" in out + err
 
 
 @pytest.mark.parametrize("words", [("runs", "--help"), ("runs", "show", "--help"), ("report", "--help")], ids=" ".join)

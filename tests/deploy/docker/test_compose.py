@@ -94,14 +94,11 @@ def test_images_are_those_of_this_version_and_built_by_one_dockerfile(file: str,
     assert set(one["build"]["args"]) <= set(re.findall(r"^ARG (\w+)", dockerfile, re.MULTILINE))
 
 
-def test_the_demo_looks_for_the_same_images() -> None:
+def test_the_demos_images_are_the_same_and_nothing_but_grpc_and_grafana_is_published() -> None:
     told = (DEPLOY / "docker" / "compose" / "demo.sh").read_text(encoding="utf-8")
     assert set(re.findall(r"protofed-\w+:[\w.]+", told)) == {
         f"protofed-{one}:{VERSION}" for one in ("server", "client")
     }
-
-
-def test_nothing_is_published_but_grpc_and_grafana_both_to_this_machine_alone() -> None:
     published = {name: one["ports"] for name, one in services().items() if "ports" in one}
     assert published == {
         "server": ["${GRPC_ADDRESS:-127.0.0.1}:${GRPC_PORT:-7443}:7443"],
@@ -197,7 +194,7 @@ def test_prometheus_asks_the_services_by_the_jobs_that_rules_expect() -> None:
     assert config["rule_files"] == ["rules/*.yml"]
 
 
-def test_a_container_sees_its_own_identity_only_and_cannot_change_it() -> None:
+def test_a_container_sees_its_own_identity_that_the_job_made_and_waits_for_it() -> None:
     for name, one in services().items():
         if name == "certificates":
             continue
@@ -208,9 +205,6 @@ def test_a_container_sees_its_own_identity_only_and_cannot_change_it() -> None:
         assert own == ({} if name in NO_IMAGE_OF_OURS else {f"{whose}-identity": True}), name
     contributors = {name for name, one in services().items() if "ca" in {what for what, _ in volumes(one).values()}}
     assert contributors == {"certificates", "ca"}
-
-
-def test_the_job_makes_an_identity_for_every_client_in_a_folder_that_the_image_has() -> None:
     job = services()["certificates"]
     assert job["command"] == f"${{LOCAL_SITES-{' '.join(TRAINERS)}}} evaluator"  # empty: the evaluator alone
     mounted = {where for where in volumes(job) if where.startswith("/identities/")}
@@ -218,9 +212,6 @@ def test_the_job_makes_an_identity_for_every_client_in_a_folder_that_the_image_h
     assert job["environment"]["CLIENTS"] == "${CLIENTS:-0}"
     dockerfile = (DEPLOY / "docker" / "Dockerfile").read_text(encoding="utf-8")
     assert "for name in ca server operator evaluator clients $(seq -f 'site-%g' 9)" in dockerfile
-
-
-def test_everything_waits_for_what_it_needs() -> None:
     waits = {name: one.get("depends_on", {}) for name, one in services().items()}
     done, healthy = {"condition": "service_completed_successfully"}, {"condition": "service_healthy"}
     assert waits["server"] == {"certificates": done}

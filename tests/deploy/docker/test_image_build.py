@@ -22,7 +22,7 @@ def build() -> dict[str, Any]:
     return runpy.run_path(str(DOCKER / "build.py"))
 
 
-def test_requirements_of_the_images(build: dict[str, Any]) -> None:
+def test_requirements_of_the_images_and_no_others(build: dict[str, Any]) -> None:
     server, client = (
         {Requirement(line).name for line in build["requirements"](ROOT / "pyproject.toml", extras(target))}
         for target in TARGETS
@@ -30,21 +30,18 @@ def test_requirements_of_the_images(build: dict[str, Any]) -> None:
     assert {"grpcio", "jinja2", "psycopg"} <= server
     assert not {"torch", "torchvision", "scikit-learn"} & server
     assert {"grpcio", "torch", "pydicom", "onnxruntime"} <= client
-
-
-def extras(target: str) -> str:
-    """Of an image, unless told otherwise."""
-    (line,) = [rest for rest in STAGES[f"{target}-files"].said("ARG") if "_EXTRAS=" in rest]
-    return line.partition("=")[2]
-
-
-def test_an_extra_or_an_accelerator_that_there_is_not(build: dict[str, Any]) -> None:
     with pytest.raises(SystemExit, match="there is no reports; expected some of client, postgres, report"):
         build["requirements"](ROOT / "pyproject.toml", "postgres,reports")
     step = [sys.executable, str(DOCKER / "build.py"), "torch", "rocm", ""]
     done = subprocess.run(step, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "ACCELERATOR=rocm: expected cpu or cuda" in done.stderr
+
+
+def extras(target: str) -> str:
+    """Of an image, unless told otherwise."""
+    (line,) = [rest for rest in STAGES[f"{target}-files"].said("ARG") if "_EXTRAS=" in rest]
+    return line.partition("=")[2]
 
 
 def test_what_is_installed_without_a_pin_is_named(build: dict[str, Any], tmp_path: Path) -> None:

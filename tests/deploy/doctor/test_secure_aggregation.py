@@ -54,12 +54,20 @@ def code_of(state: Path) -> str:
     return certificate.code(fingerprint(load_identity(state).public_key().public_bytes_raw()))
 
 
-def test_before_the_daemon_ran_there_is_no_identity_and_none_is_made(tmp_path: Path) -> None:
+def test_there_is_no_identity_before_the_daemon_and_none_that_others_can_read(tmp_path: Path) -> None:
     for by in (policy(), policy(partners="confirmed", secure="required")):
         text = checked(tmp_path, by=by)
         assert "no identity yet" in text
         assert "partners are confirmed once the daemon has started" in text
     assert list(tmp_path.iterdir()) == []
+    load_or_create_identity(tmp_path)
+    path = tmp_path / IDENTITY_FILE
+    path.chmod(0o640)
+    assert refused(tmp_path) == ("sum-identity-unusable", f"{path} can be read by others (mode 0640)")
+    path.chmod(0o600)
+    checked(tmp_path)
+    path.write_bytes(b"no key")
+    assert refused(tmp_path)[0] == "sum-identity-unusable"
 
 
 def test_a_site_that_is_ready_shows_its_code_with_a_run_or_without(tmp_path: Path) -> None:
@@ -71,17 +79,6 @@ def test_a_site_that_is_ready_shows_its_code_with_a_run_or_without(tmp_path: Pat
     assert text.endswith(ALONE)
     assert "with no run to compare it with" in checked(tmp_path, recipe=None)
     checked(tmp_path, by=policy(methods=frozenset({"fedavg"})))  # the check `data` says so
-
-
-def test_an_identity_that_others_can_read_or_that_is_damaged(tmp_path: Path) -> None:
-    load_or_create_identity(tmp_path)
-    path = tmp_path / IDENTITY_FILE
-    path.chmod(0o640)
-    assert refused(tmp_path) == ("sum-identity-unusable", f"{path} can be read by others (mode 0640)")
-    path.chmod(0o600)
-    checked(tmp_path)
-    path.write_bytes(b"no key")
-    assert refused(tmp_path)[0] == "sum-identity-unusable"
 
 
 def test_the_certificate_endorses_the_identity_after_a_renewal_and_until_its_end(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def compared(recipe_of: Recipes) -> Comparison:
     return Comparison.of([*done, (nh, result_of(nh, 0, 0.1, 0.25)), (other, None)])
 
 
-def test_a_seed_is_that_of_the_run_and_of_its_data(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_a_seed_is_that_of_the_run_and_tells_jobs_apart(recipe_of: Recipes, tmp_path: Path) -> None:
     jobs = jobs_of([recipe_of("fedavg"), recipe_of("fednh")], [4, 7], None, tmp_path)
     names = ["small-fedavg-seed4", "small-fednh-seed4", "small-fedavg-seed7", "small-fednh-seed7"]
     assert [job.name for job in jobs] == names
@@ -51,9 +51,6 @@ def test_a_seed_is_that_of_the_run_and_of_its_data(recipe_of: Recipes, tmp_path:
         assert [job.recipe.rounds for job in jobs_of([recipe_of("fedavg")], None, most, tmp_path)] == [rounds]
     (own,) = jobs_of([recipe_of("fedavg", seed=3)], None, None, tmp_path)
     assert (own.name, own.recipe.data and own.recipe.data.seed) == ("small-fedavg-seed3", 0)
-
-
-def test_what_cannot_be_told_apart_is_not_compared(recipe_of: Recipes, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"two recipes .*'small-fedavg'"):
         jobs_of([recipe_of("fedavg"), recipe_of("fedavg", seed=1)], None, None, tmp_path)
     with pytest.raises(ConfigError, match="each once"):
@@ -111,7 +108,7 @@ def test_a_folder_with_something_else_is_refused(recipe_of: Recipes, tmp_path: P
     assert read_contents(tmp_path) == ExperimentContents(jobs=("a-seed0",))
 
 
-def test_a_table_has_a_row_a_recipe_with_mean_and_deviation_over_seeds(compared: Comparison) -> None:
+def test_a_table_has_means_over_seeds_and_its_files_exact_fractions(compared: Comparison) -> None:
     avg, nh = (dict(zip(*lines, strict=True)) for lines in _rows(markdown(compared)))
     assert avg["recipe"] == "small-fedavg"
     assert (avg["seeds"], nh["seeds"]) == ("2", "1 of 2")
@@ -123,6 +120,15 @@ def test_a_table_has_a_row_a_recipe_with_mean_and_deviation_over_seeds(compared:
     assert avg["local"] == "80.0 ± 0.0"  # (3 * 1.0 + 1 * 0.2) / 4
     assert "few" not in avg
     assert "sample standard deviation (n - 1) over seeds" in caption(compared)
+    lines = [line.split(",")[:3] for line in comma_separated(compared).splitlines()]
+    assert lines[0] == ["recipe", "seed", "GM"]
+    assert lines[1:5] == [["small-fedavg", *cells] for cells in (["0", "0.5"], ["1", "0.7"], ["mean", "0.6"])] + [
+        ["small-fedavg", "std", lines[4][2]]
+    ]
+    assert float(lines[4][2]) == pytest.approx(0.02**0.5)  # of 0.5 and 0.7, over n - 1 = 1
+    read = json.loads(as_json(compared))
+    assert read["rows"][1]["values"]["GM"] == {"mean": 0.25, "std": None, "seeds": {"0": 0.25}}
+    assert read["rows"][0]["seconds"] == {"0": 1.5, "1": 1.5}
 
 
 @pytest.mark.parametrize(
@@ -156,18 +162,6 @@ def test_the_caption_says_whose_own_scores_stay_because_of_noise(
     text = caption(Comparison.of([(recipe, result_of(recipe, 0, 0.2)) for recipe in recipes]))
     assert (f" With plan.dp{said} " in text) is bool(noisy)
     assert ("plan.dp" in text) is bool(noisy)
-
-
-def test_files_for_programs_have_exact_fractions_by_seed(compared: Comparison) -> None:
-    lines = [line.split(",")[:3] for line in comma_separated(compared).splitlines()]
-    assert lines[0] == ["recipe", "seed", "GM"]
-    assert lines[1:5] == [["small-fedavg", *cells] for cells in (["0", "0.5"], ["1", "0.7"], ["mean", "0.6"])] + [
-        ["small-fedavg", "std", lines[4][2]]
-    ]
-    assert float(lines[4][2]) == pytest.approx(0.02**0.5)  # of 0.5 and 0.7, over n - 1 = 1
-    read = json.loads(as_json(compared))
-    assert read["rows"][1]["values"]["GM"] == {"mean": 0.25, "std": None, "seeds": {"0": 0.25}}
-    assert read["rows"][0]["seconds"] == {"0": 1.5, "1": 1.5}
 
 
 @pytest.mark.parametrize(

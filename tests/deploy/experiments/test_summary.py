@@ -72,7 +72,7 @@ def test_a_runs_scores_are_the_reference_numbers() -> None:
     assert found.active == found.sites
 
 
-def test_active_sites_are_those_of_the_last_rounds_cohort() -> None:
+def test_active_sites_are_the_last_cohorts_and_a_round_is_pooled_over_its_sites() -> None:
     scores = rounds_of([[0.9, 0.9, 0.9, 0.9], [0.2, 0.4, 0.6, 0.8]])
     scores[2]["eva"] = {"global.accuracy": 0.7}
     found = summary(scores, {1: ("cyd", "dan"), 2: ("ann", "bob", "zoe")}, {})
@@ -80,9 +80,6 @@ def test_active_sites_are_those_of_the_last_rounds_cohort() -> None:
     assert found.active == {LOCAL: spread([0.2, 0.4])}
     assert found.sites["global.accuracy"].mean == 0.7
     assert found.local == {}
-
-
-def test_a_round_is_pooled_over_the_sites_that_have_the_score() -> None:
     scores = {7: {"ann": {LOCAL: 1.0}, "bob": {"x": 1.0}, "cyd": {LOCAL: 0.25}}, 5: {"ann": {"x": 0.0}}}
     assert local_accuracies(scores, {"ann": 1, "bob": 50, "cyd": 2}, LOCAL) == {7: 0.5}
     scores = {1: {"ann": {LOCAL: 1.0, "global.local.accuracy": 0.5}, "bob": {"global.local.accuracy": 0.0}}}
@@ -183,7 +180,7 @@ def test_a_target_is_a_score_and_a_number(text: str) -> None:
         Target.read(text)
 
 
-def test_curves_over_a_cost_are_drawn_where_recipes_differ_in_it(recipe_of: Recipes) -> None:
+def test_curves_over_a_cost_are_drawn_where_recipes_differ_over_the_seeds_mean(recipe_of: Recipes) -> None:
     avg, rep = recipe_of("fedavg"), recipe_of("fedrep")
 
     def drawn(up: int, epochs: int) -> set[tuple[str, str]]:
@@ -195,9 +192,6 @@ def test_curves_over_a_cost_are_drawn_where_recipes_differ_in_it(recipe_of: Reci
     assert drawn(1, 2) == set()
     assert drawn(4, 2) == {(score, "bytes") for score in scores}
     assert drawn(1, 10) == {(score, "epochs") for score in scores}
-
-
-def test_a_curve_over_a_cost_has_the_seeds_mean_of_it(recipe_of: Recipes) -> None:
     recipe = recipe_of("fedavg")
     results = [costly(recipe, 0, 0.1, 0.2), costly(recipe, 1, 0.3, 0.4, up=3)]
     found = over_axis(results, "global.accuracy", AXES[1])

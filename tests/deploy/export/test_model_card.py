@@ -131,7 +131,7 @@ def test_warnings_come_first_and_only_what_the_record_says() -> None:
     assert "updates of" not in text
 
 
-def test_chance_is_that_of_the_classes_in_the_test_set() -> None:
+def test_scores_are_told_with_chance_and_who_took_them_on_what() -> None:
     two = {"global.balanced_accuracy": 0.5, "global.recall.0": 1.0, "global.recall.2": 0.0}
     values = {**two, "global.local.balanced_accuracy": 0.5, "global.local.recall.0": 1.0}
     text = card(facts(scores=ModelScores(of="recorded", values=values)), ("model.onnx",), None)
@@ -139,15 +139,6 @@ def test_chance_is_that_of_the_classes_in_the_test_set() -> None:
     assert "global.local.balanced_accuracy by chance" not in text
     none = card(facts(scores=ModelScores(of="recorded", values={"global.accuracy": 0.5})), ("model.onnx",), None)
     assert "by chance" not in none
-
-
-def of(scores: dict[str, dict[str, float]]) -> str:
-    """On whose test images the scores were taken."""
-    state: Payload = {}
-    return _scored(PublishedState(small_recipe("fedavg"), 2, Digest("c" * 64), state, scores)).of
-
-
-def test_scores_are_told_with_who_took_them_on_what() -> None:
     own, shared = {"global.local.accuracy": 0.5, "personal.accuracy": 0.5}, {"global.accuracy": 0.5}
     assert of({"eva": shared, "ann": {"loss": 1.0}}) == (
         "recorded in the run after round 2, `global.*` on the test images of eva"
@@ -156,6 +147,12 @@ def test_scores_are_told_with_who_took_them_on_what() -> None:
     assert "of eva and fay and guy, their median" in of({"eva": shared, "fay": shared, "guy": shared})
     assert of({"ann": own, "bob": own}).endswith("each on test images of its own, their mean; no evaluator scored it")
     assert of({"ann": {"personal.accuracy": 0.5}}) == "none were taken after round 2"
+
+
+def of(scores: dict[str, dict[str, float]]) -> str:
+    """On whose test images the scores were taken."""
+    state: Payload = {}
+    return _scored(PublishedState(small_recipe("fedavg"), 2, Digest("c" * 64), state, scores)).of
 
 
 def best(round: int, value: float, score: str = "global.balanced_accuracy") -> dict[str, Any]:

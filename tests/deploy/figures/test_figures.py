@@ -85,9 +85,6 @@ def test_cosines_groups_and_shares_by_hand() -> None:
     assert turned == pytest.approx({"many": 0.85, "medium": 0.6, "few": 0.2, "all": 0.45})
     assert group_recalls(scores, 11) == {}
     assert "many" not in group_recalls(scores, 4)
-
-
-def test_groups_are_read_or_those_of_the_data() -> None:
     assert read_groups("b: 2,0; a:1", "digits", 3) == {"b": [2, 0], "a": [1]}
     assert read_groups("a:1", "digits", 3) == {"a": [1], "others": [0, 2]}
     assert read_groups(None, "digits", 3) == {"classes": [0, 1, 2]}
@@ -170,7 +167,7 @@ def result_of(recipe: Recipe, accuracy: float) -> Result:
     return results.result_of(recipe, recipe.seed).model_copy(update=changes)
 
 
-def test_an_ablation_goes_over_one_option_and_all_seeds(recipe_of: Recipes) -> None:
+def test_an_ablation_goes_over_one_number_and_all_seeds(recipe_of: Recipes) -> None:
     def made(rho: float | None, accuracy: float, seed: int = 0, **more: object) -> Result:
         recipe = recipe_of("fednh", name=f"rho-{seed}-{100 * accuracy:.0f}", seed=seed, **more)
         method = NamedOptions.model_validate(
@@ -190,9 +187,6 @@ def test_an_ablation_goes_over_one_option_and_all_seeds(recipe_of: Recipes) -> N
         ablation(results, "method.prototype_momentum", "global.acuracy")
     with pytest.raises(ConfigError, match="finished"):
         ablation([], "method.prototype_momentum", "global.accuracy")
-
-
-def test_an_option_is_a_number_of_the_recipe_or_of_its_methods_defaults(recipe_of: Recipes) -> None:
     recipe = recipe_of("cwfedavg")
     assert [option_of(recipe, name) for name in ("method.wdr", "plan.lr", "data.partition.beta")] == [5.0, 0.05, 0.5]
     for name in ("method.nothing", "method.name", "plan", "plan.drop_last"):

@@ -24,7 +24,7 @@ from protofed.common.protocol.messages import Role
 pytestmark = rendering
 
 
-def test_sites_train_and_evaluators_score() -> None:
+def test_sites_train_and_evaluators_score_by_images_of_this_version() -> None:
     roles = {
         one["metadata"]["name"]: parsed_arguments(one)["role"]
         for one in of_kind("full", "StatefulSet")
@@ -37,6 +37,14 @@ def test_sites_train_and_evaluators_score() -> None:
         parsed_arguments(named("hospital", "StatefulSet", "study1-protofed-site-north"))["server"]
         == "hub.example.org:7443"
     )
+    version = load(CHART / "Chart.yaml")["appVersion"]
+    (plain,) = of_kind("minimal", "StatefulSet")
+    assert {one["image"] for one in containers(plain)} == {f"protofed-server:{version}"}
+    named_ = {one["image"] for stateful in of_kind("full", "StatefulSet") for one in containers(stateful)}
+    assert named_ == {
+        f"registry.example.org/ml/protofed-client:{version}",
+        "registry.example.org/ml/protofed-server:9.9.9",
+    }
 
 
 def test_a_site_has_its_gpus_memory_and_data_or_the_defaults() -> None:
@@ -55,17 +63,6 @@ def test_a_site_has_its_gpus_memory_and_data_or_the_defaults() -> None:
     assert limits == [{"memory": "32Gi", "nvidia.com/gpu": 1}, {"memory": "8Gi"}]
     assert pod(south)["nodeSelector"] == {"gpu": "yes"}
     assert south["spec"]["volumeClaimTemplates"][0]["spec"]["resources"]["requests"] == {"storage": "50Gi"}
-
-
-def test_images_are_of_this_version_and_from_the_registry_that_is_named() -> None:
-    version = load(CHART / "Chart.yaml")["appVersion"]
-    (plain,) = of_kind("minimal", "StatefulSet")
-    assert {one["image"] for one in containers(plain)} == {f"protofed-server:{version}"}
-    named_ = {one["image"] for stateful in of_kind("full", "StatefulSet") for one in containers(stateful)}
-    assert named_ == {
-        f"registry.example.org/ml/protofed-client:{version}",
-        "registry.example.org/ml/protofed-server:9.9.9",
-    }
 
 
 def test_a_network_lets_sites_reach_the_server_and_nobody_a_site() -> None:

@@ -156,16 +156,13 @@ def test_a_run_that_waits_says_behind_whom() -> None:
     assert place("unknown", queue) == ""
 
 
-def test_time_that_passes_is_no_change_and_what_happens_is() -> None:
+def test_time_is_no_change_and_nothing_that_a_terminal_would_obey_comes_through() -> None:
     before = mixed_reply()
     assert snapshot_of(before) == snapshot_of(before, now=NOW + 60)
     later = mixed_reply()
     later.detail.rounds[-1].sites[1].task_status = "reported"
     assert snapshot_of(later) != snapshot_of(before)
     assert snapshot_of(before).sites[0].care is Attention.BAD
-
-
-def test_nothing_that_a_terminal_would_obey_comes_through() -> None:
     nasty = "a\x1b[2Jb\r\n\x9bc"
     row = attempt(1, "abandoned", 910, 920, a="failed")
     row.reason = row.sites[0].reason = nasty

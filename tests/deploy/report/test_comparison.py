@@ -80,9 +80,7 @@ def test_the_page_has_tables_curves_settings_and_provenance(results: list[Result
     assert all(result.state in said["provenance"] for result in results)
 
 
-def test_what_differs_stands_first_and_jobs_that_all_failed_have_a_page(
-    results: list[Result], recipe_of: Recipes
-) -> None:
+def test_what_differs_stands_first_and_sentences_follow_the_results(results: list[Result], recipe_of: Recipes) -> None:
     settings = told(results)["settings"]
     differing, _, common = settings.partition("What all have in common")
     for value in ("method.name fedavg fednh", "plan.lr 0.05 0.125", "method.scale – 1.0"):
@@ -94,9 +92,6 @@ def test_what_differs_stands_first_and_jobs_that_all_failed_have_a_page(
     html = page(comparison, curves_of(comparison.results), COMMAND)
     assert "0 finished runs of 0 recipes" in html
     assert "Not all seeds have ended of small-fednh." in html
-
-
-def test_sentences_follow_the_results(results: list[Result]) -> None:
     said = told(results)
     assert "No curves over bytes or epochs" in said["curves"]
     dearer = results[2].model_copy(update={"trained": {n: {"site-1": 50, "site-2": 50} for n in (1, 2)}})

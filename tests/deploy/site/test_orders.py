@@ -282,7 +282,7 @@ def test_an_end_that_is_none_is_refused(text: str, run: Run, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "arguments", [("pause",), ("runs",), *((word, "lesions") for word in ("withdraw", "deny", "approve"))]
+    "arguments", [("pause",), ("resume",), ("runs",), *((word, "lesions") for word in ("withdraw", "deny", "approve"))]
 )
 def test_a_folder_that_is_not_there_is_not_made(arguments: tuple[str, ...], run: Run, tmp_path: Path) -> None:
     code, _, err = run(*arguments, "--state", tmp_path / "elsewhere")

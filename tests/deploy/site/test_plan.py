@@ -242,7 +242,7 @@ def test_a_site_that_hides_its_classes_keeps_what_tells_of_them(
     assert "secure aggregation (hide_class_presence)" in " ".join(plan.rules)
 
 
-def test_what_the_policy_says_is_said_in_sentences(recipe_of: RecipeOf) -> None:
+def test_what_the_policy_and_heartbeats_say_is_said_in_sentences(recipe_of: RecipeOf) -> None:
     nights = {"days": ["sun", "mon"], "from": "20:00", "until": "06:00"}
     rules = policy("fedprp", min_samples_per_class=7, approval="manual", schedule=[nights])
     plan = site_plan(recipe_of("fedprp"), rules)
@@ -263,9 +263,6 @@ def test_what_the_policy_says_is_said_in_sentences(recipe_of: RecipeOf) -> None:
     assert not [said for said in telling.rules if "example_count" in said]
     assert site_plan(recipe_of("fedprp")).rules == ()
     assert not [said for said in site_plan(recipe_of("fedavg"), rules).rules if "class" in said]
-
-
-def test_what_heartbeats_tell_of_the_machine_is_said_with_what_it_discloses(recipe_of: RecipeOf) -> None:
     plan = site_plan(recipe_of("fedavg"), policy("fedavg", telemetry=["step_seconds", "disk_free_bytes"]))
     told = [said for said in plan.rules if "(telemetry)" in said]
     assert [said.partition(" (telemetry). ")[0] for said in told] == [
@@ -314,7 +311,7 @@ def test_the_screen_names_its_option_and_takes_no_markup(recipe_of: RecipeOf) ->
     assert "see [x]" in shown
 
 
-def test_each_limit_stands_beside_what_the_run_asks(recipe_of: RecipeOf) -> None:
+def test_each_limit_stands_beside_what_the_run_asks_and_the_width_of_its_body(recipe_of: RecipeOf) -> None:
     read = recipe_of("fednh", plan={"lr": 0.7, "batch_size": 32})
     plan = site_plan(read, policy("fednh"), cohort=1, examples=20)
     broken = {check.key for check in plan.limits if not check.holds}
@@ -326,9 +323,6 @@ def test_each_limit_stands_beside_what_the_run_asks(recipe_of: RecipeOf) -> None
     assert {"lr", "min_cohort"} <= {check["key"] for check in plain(plan)["limits"] if not check["holds"]}
     unknown = site_plan(read, policy("fednh"))
     assert not {"steps", "min_step_sum", "min_cohort"} & {check.key for check in unknown.limits}
-
-
-def test_a_body_of_too_few_features_is_declined_and_shown(recipe_of: RecipeOf) -> None:
     read = recipe_of("fednh")
     (check,) = (check for check in site_plan(read, policy("fednh")).limits if check.key == "min_features_per_class")
     assert check.holds
@@ -433,7 +427,7 @@ def test_every_part_says_what_it_discloses() -> None:
     assert len({part.discloses for part in Part}) == len(Part)
 
 
-def test_under_secure_aggregation_a_site_is_sent_what_is_made_of_the_sum() -> None:
+def test_a_sum_is_told_by_its_weights_and_sites_and_what_is_sent_back() -> None:
     federation = {"min_sites": 3, "secure": True}
     method = {"name": "cwfedavg", "shares": "true"}
     plan = site_plan(small_recipe("cwfedavg", method=method, federation=federation))
@@ -442,23 +436,6 @@ def test_under_secure_aggregation_a_site_is_sent_what_is_made_of_the_sum() -> No
         site_plan(small_recipe("cwfedavg", federation=federation))
     with pytest.raises(ConfigError, match="solo"):
         site_plan(small_recipe("solo", federation=federation))
-
-
-@pytest.mark.parametrize("method", SUMMABLE)
-def test_what_the_server_sees_of_each_part_is_read_from_the_methods_form(method: str) -> None:
-    plain_plan, aggregated = site_plan(small_recipe(method)), site_plan(small_recipe(method, federation=SECURE))
-    form = form_of(client_methods.build(method, {}), method)
-    rows = {form.rows.part} if form.rows else set()
-    in_sums = {*form.means, *rows, *form.mixtures, form.shares}
-    for plan in (plain_plan, aggregated):
-        assert [each.part for each in plan.server_view.parts] == list(dict.fromkeys(t.spec.part for t in plan.outgoing))
-        for each in plan.server_view.parts:
-            assert (each.plain, each.aggregated == NOTHING) == (each.part.discloses, each.part not in in_sums)
-            assert plan.server_view.seen(each) == (each.aggregated if plan is aggregated else each.plain)
-    assert ("It sees how many sites hold each class, not which." in aggregated.server_view.whole) is form.by_class
-
-
-def test_a_sentence_of_a_sum_says_by_what_it_is_weighed_and_of_how_many_it_is_at_least() -> None:
     recipe = small_recipe(
         "fedavg", method={"name": "fedavg", "weighting": "examples"}, federation={**SECURE, "quorum": 3}
     )
@@ -480,6 +457,20 @@ def test_a_sentence_of_a_sum_says_by_what_it_is_weighed_and_of_how_many_it_is_at
     told = {each.part: each for each in shares.server_view.parts}
     assert "weighted by their shares of the class, of classes with 3 such sites or more" in told[Part.HEAD].aggregated
     assert told[Part.LABEL_DISTRIBUTION].plain == "", "it never leaves without a sum"
+
+
+@pytest.mark.parametrize("method", SUMMABLE)
+def test_what_the_server_sees_of_each_part_is_read_from_the_methods_form(method: str) -> None:
+    plain_plan, aggregated = site_plan(small_recipe(method)), site_plan(small_recipe(method, federation=SECURE))
+    form = form_of(client_methods.build(method, {}), method)
+    rows = {form.rows.part} if form.rows else set()
+    in_sums = {*form.means, *rows, *form.mixtures, form.shares}
+    for plan in (plain_plan, aggregated):
+        assert [each.part for each in plan.server_view.parts] == list(dict.fromkeys(t.spec.part for t in plan.outgoing))
+        for each in plan.server_view.parts:
+            assert (each.plain, each.aggregated == NOTHING) == (each.part.discloses, each.part not in in_sums)
+            assert plan.server_view.seen(each) == (each.aggregated if plan is aggregated else each.plain)
+    assert ("It sees how many sites hold each class, not which." in aggregated.server_view.whole) is form.by_class
 
 
 def test_only_a_method_with_a_form_is_told_of_sums_which_true_shares_may_enter() -> None:

@@ -223,18 +223,6 @@ def complete(curve: PrivacyCurve, spent: Spent) -> list[PrivacyPoint]:
     raise AssertionError("the points are not computed")
 
 
-def test_few_fits_are_chosen_and_stay_chosen(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for fits in (0, 1, 59, 60, 61, 1000, 12_345):
-        picked = chosen(fits)
-        assert len(picked) <= MAX_POINTS
-        assert picked == sorted(set(picked))
-        assert picked[-1:] == ([fits] if fits else [])
-        assert set(chosen(fits + 1)) >= set(picked) - {fits} or len(chosen(fits + 1)) < len(picked)
-    monkeypatch.setattr(site, "MAX_POINTS", 4)
-    curve = PrivacyCurve(lambda events, _: float(sum(event.count for event in events)))
-    assert [point.fit for point in complete(curve, spent_by(10, state))] == [4, 8, 10]
-
-
 def test_no_request_waits_for_the_accountant_and_no_point_is_computed_twice(tmp_path: Path) -> None:
     threads, sizes = set(), []
     go_on = threading.Event()
@@ -266,7 +254,9 @@ def test_another_ledger_in_its_place_is_computed_anew(tmp_path: Path) -> None:
     assert [point.epsilon for point in other] == [9.0]
 
 
-def test_beyond_all_use_is_in_the_table_alone(tmp_path: Path) -> None:
+def test_few_fits_are_chosen_and_beyond_all_use_is_in_the_table_alone(
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     points = [PrivacyPoint(1, "2026-11-25T06:30:00Z", "a", 1, 2.0), PrivacyPoint(2, "", "a", 2, None)]
     spent = PrivacySpent((), 0, None, 1e-5, 8.0, "patient")
     sketch = figures.privacy_sketch(points, spent)
@@ -276,6 +266,15 @@ def test_beyond_all_use_is_in_the_table_alone(tmp_path: Path) -> None:
     assert sketch.numbers is not None
     assert sketch.numbers.rows[1][-1] == "beyond all use"
     assert len(figures.privacy_sketch(points, replace(spent, budget=None)).draw(WIDE).axes[0].lines) == 1
+    for fits in (0, 1, 59, 60, 61, 1000, 12_345):
+        picked = chosen(fits)
+        assert len(picked) <= MAX_POINTS
+        assert picked == sorted(set(picked))
+        assert picked[-1:] == ([fits] if fits else [])
+        assert set(chosen(fits + 1)) >= set(picked) - {fits} or len(chosen(fits + 1)) < len(picked)
+    monkeypatch.setattr(site, "MAX_POINTS", 4)
+    curve = PrivacyCurve(lambda events, _: float(sum(event.count for event in events)))
+    assert [point.fit for point in complete(curve, spent_by(10, state))] == [4, 8, 10]
 
 
 def test_the_overview_draws_what_is_spent_beside_the_budget(state: Path, tmp_path: Path) -> None:
