@@ -57,10 +57,10 @@ def test_a_name_that_does_not_resolve_is_not_taken_for_a_server_that_is_down(
 
 
 def test_a_run_of_many_rounds_and_sites_can_be_shown(server: Any) -> None:
-    sites = 500
+    sites = 2_000
     for attempt in range(1, 13):
         tasks = [
-            TaskRow(f"{attempt}-{number}", RUN, 1, attempt, f"site-{number}", TaskKind.FIT, None, 0, "late", "x" * 1300)
+            TaskRow(f"{attempt}-{number}", RUN, 1, attempt, f"site-{number}", TaskKind.FIT, None, 0, "late", "x" * 300)
             for number in range(sites)
         ]
         server.ledger.open_round(RoundRow(RUN, 1, attempt, 1, 1), tasks)
