@@ -31,7 +31,7 @@ def test_a_simulation_ends_in_the_same_state_as_the_command_lines() -> None:
     assert re.fullmatch(rf"SimulationResult\(digits-fednh; completed, 2 of 2 rounds, {scores}\)", repr(result))
 
 
-def test_a_comparison_has_means_and_deviations_over_seeds() -> None:
+def test_a_comparison_has_means_and_deviations_and_no_unknown_key() -> None:
     result = compare(["digits-fedavg"], seeds=[0, 1], rounds=1, plan__epochs=1)
     curve = result.curves()["global.accuracy"]
     assert len(repr(result).splitlines()) == 2
@@ -39,9 +39,6 @@ def test_a_comparison_has_means_and_deviations_over_seeds() -> None:
     seeds = result.scores["global.accuracy"].groupby("seed").mean()
     assert curve["mean"].tolist() == [pytest.approx(seeds.mean())]
     assert curve["std"].tolist() == [pytest.approx(seeds.std())]
-
-
-def test_an_unknown_key_is_refused() -> None:
     with pytest.raises(ConfigError):
         load_recipe("digits-fednh", plan__lrr=0.1)
 

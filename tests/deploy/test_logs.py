@@ -53,7 +53,6 @@ def said(capfd: pytest.CaptureFixture[str]) -> Read:
 
 
 def alone() -> None:
-    """Without pytest's own handlers."""
     logging.getLogger().handlers = []
     logs.configure()
 
@@ -63,16 +62,21 @@ def only(read: Read) -> dict[str, Any]:
     return line
 
 
-# Format
-
-
-def test_off_a_terminal_an_event_is_a_line_of_json_with_its_time_in_utc(said: Read) -> None:
+def test_off_a_terminal_an_event_is_a_line_of_json_at_the_level_asked_for(
+    said: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log.info("round opened", run="r", round=3)
     line = only(said)
     assert (line["event"], line["level"], line["run"], line["round"]) == ("round opened", "info", "r", 3)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", line["timestamp"])
     written = datetime.fromisoformat(line["timestamp"])
     assert abs((datetime.now(UTC) - written).total_seconds()) < 60
+    log.debug("trying to write audit records again")
+    assert said() == []
+    monkeypatch.setenv(logs.LEVEL, "error")
+    logs.configure(debug=True)
+    log.debug("trying to write audit records again")
+    assert only(said)["level"] == "debug"
 
 
 def test_the_environment_chooses_format_and_level(
@@ -86,15 +90,6 @@ def test_the_environment_chooses_format_and_level(
     (line,) = capfd.readouterr().err.splitlines()
     plain = re.sub(r"\x1b\[[0-9;]*m", "", line)
     assert re.match(r"\d\d:\d\d:\d\d \[warning +\] site declined +site=ann$", plain)
-
-
-def test_debug_goes_over_the_environments_level(said: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    log.debug("trying to write audit records again")
-    assert said() == []
-    monkeypatch.setenv(logs.LEVEL, "error")
-    logs.configure(debug=True)
-    log.debug("trying to write audit records again")
-    assert only(said)["level"] == "debug"
 
 
 @pytest.mark.parametrize(("variable", "value"), [(logs.FORMAT, "jsn"), (logs.LEVEL, "trace")])
@@ -134,10 +129,7 @@ def test_what_peers_wrote_moves_no_cursor_and_begins_no_line_on_a_terminal(
     assert r"OSError: \x1b[2J\r" in capfd.readouterr().err
 
 
-# What every event says
-
-
-def test_every_event_of_a_daemon_names_its_site_from_any_thread_and_its_own_keys_come_first(said: Read) -> None:
+def test_every_event_names_its_site_and_its_own_keys_first(said: Read) -> None:
     work: dict[str, object] = {"run": "r", "round": 2}
     logs.bind_fields(lambda: {"site": "ann", **work})
     thread = threading.Thread(target=lambda: log.info("handed in", round=1))
@@ -149,15 +141,9 @@ def test_every_event_of_a_daemon_names_its_site_from_any_thread_and_its_own_keys
     assert (first["site"], first["run"], first["round"]) == ("ann", "r", 1)
     assert second["site"] == "ann"
     assert "run" not in second
-
-
-def test_what_cannot_be_asked_costs_no_line(said: Read) -> None:
     logs.bind_fields(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
     log.info("ready")
     assert only(said)["event"] == "ready"
-
-
-# Others
 
 
 def test_warnings_and_libraries_logs_are_events(said: Read) -> None:
@@ -180,15 +166,11 @@ def test_warnings_and_libraries_logs_are_events(said: Read) -> None:
     assert "ValueError: in a callback" in third["exception"]
 
 
-def test_libraries_are_listened_to_once_however_often_logs_are_set_up(said: Read) -> None:
+def test_libraries_are_listened_to_once_also_those_with_lines_of_their_own(said: Read) -> None:
     alone()
     logs.configure()
     logging.getLogger("alembic").error("once")
     assert len(said()) == 1
-
-
-def test_a_library_with_lines_of_its_own_is_made_to_speak_like_the_others(said: Read) -> None:
-    alone()
     loud = logging.getLogger("loud.inner")
     loud.propagate = False
     loud.addHandler(logging.StreamHandler())
@@ -226,12 +208,8 @@ def test_a_daemons_last_words_are_an_event_and_a_commands_are_not(said: Read) ->
         logs.log_exit("no such recipe", 78, error)
 
 
-# What is hidden
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A site's images."""
     root = tmp_path / "lesions of north"
     (root / "Jane Doe").mkdir(parents=True)
     for name in ("Jane Doe/scan one.tif", "Jane Doe/p0817.bin", "t10k-labels", "a"):
@@ -270,7 +248,9 @@ def test_data_are_not_shown(text: str, shown: str, data: Path, said: Read) -> No
         assert shown.format(**known) in found
 
 
-def test_a_link_to_the_data_and_a_single_file_are_hidden_too(tmp_path: Path, said: Read) -> None:
+def test_a_link_to_the_data_is_hidden_and_the_root_folder_hides_not_everything(
+    tmp_path: Path, said: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = tmp_path / "real"
     real.mkdir()
     (real / "cohort").write_bytes(b"")
@@ -279,6 +259,10 @@ def test_a_link_to_the_data_and_a_single_file_are_hidden_too(tmp_path: Path, sai
     logs.hide(link / "cohort")
     log.error("task declined", why=f"{link / 'cohort'}, {real / 'cohort'}, cohort")
     assert only(said)["why"] == "<data>, <data>, <data>"
+    monkeypatch.setattr(os, "walk", lambda _: iter(()))  # not all of this machine
+    logs.hide(Path("/"))
+    log.info("ready", device="/dev/nvidia")
+    assert only(said)["device"] == "/dev/nvidia"
 
 
 def test_paths_and_tracebacks_are_cleaned(data: Path, said: Read) -> None:
@@ -292,13 +276,6 @@ def test_paths_and_tracebacks_are_cleaned(data: Path, said: Read) -> None:
     assert line["path"] == "<data>"
     assert "FileNotFoundError: [Errno 2] No such file or directory: '<data>'" in line["exception"]
     assert "Jane" not in str(line)
-
-
-def test_the_root_folder_hides_not_everything(said: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "walk", lambda _: iter(()))  # not all of this machine
-    logs.hide(Path("/"))
-    log.info("ready", device="/dev/nvidia")
-    assert only(said)["device"] == "/dev/nvidia"
 
 
 @pytest.mark.parametrize(
@@ -334,14 +311,13 @@ def test_secrets_are_not_shown(text: str, said: Read, tmp_path: Path) -> None:
     assert "<secret>" in shown
 
 
-def test_a_servers_passwords_are_not_shown(said: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_servers_passwords_and_the_folder_of_all_data_sets_are_hidden(
+    said: Read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "abc123def")
     logs.hide_server(ServerSettings(ledger="postgresql+psycopg://me:pw@db/x", mlflow="https://you:other-word@ml"))
     log.error("no connection", why="pw, spwd, other-word, abc123def")
     assert only(said)["why"] == "<secret>, spwd, <secret>, <secret>"
-
-
-def test_the_folder_of_all_data_sets_is_hidden(said: Read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PROTOFED_DATA", str(tmp_path))
     (tmp_path / "skin").mkdir()
     (tmp_path / "skin" / "ann.bin").write_bytes(b"")
@@ -351,9 +327,6 @@ def test_the_folder_of_all_data_sets_is_hidden(said: Read, monkeypatch: pytest.M
     log.error("task declined", why=f"{tmp_path}/skin/x and ann.bin", path=tmp_path / "other")
     line = only(said)
     assert (line["why"], line["path"]) == ("<data>", "<data>")
-
-
-# Values
 
 
 @pytest.mark.parametrize(
@@ -407,9 +380,6 @@ def test_what_cannot_be_shown_costs_no_line(said: Read) -> None:
     assert line["event"] == "task failed unforeseen"
     assert "Wrong" in line["exception"]
     assert len(line["long"]) <= logs.LONGEST_TEXT + 1
-
-
-# Where lines go
 
 
 SCRIPT = """

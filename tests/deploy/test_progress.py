@@ -38,15 +38,12 @@ def test_long_work_has_a_bar_that_is_gone_when_it_is_done() -> None:
     assert text.endswith("\x1b[2K")
 
 
-def test_a_bar_may_stay() -> None:
+def test_a_bar_may_stay_and_short_work_has_none() -> None:
     console = terminal()
     with progress("training", 4, "rounds", after_s=0.0, stays=True, console=console) as bar:
         time.sleep(0.2)
         bar.to(4)
     assert "4/4 rounds" in written(console).rpartition("\x1b[2K")[2]
-
-
-def test_short_work_has_none() -> None:
     console = terminal()
     with progress("quick", after_s=60.0, console=console) as bar:
         bar.say("nothing")
@@ -68,14 +65,11 @@ def failing(console: Console) -> None:
         raise ValueError("wrong")
 
 
-def test_an_error_ends_it() -> None:
+def test_an_error_ends_it_and_items_come_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     console = terminal()
     with pytest.raises(ValueError, match="wrong"):
         failing(console)
     assert written(console).endswith("\x1b[2K")
-
-
-def test_items_come_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(each([3, 1, 2], "counting")) == [3, 1, 2]
     assert list(each(iter("ab"), "spelling")) == ["a", "b"]
     assert capsys.readouterr().out == ""

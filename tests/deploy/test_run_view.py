@@ -31,36 +31,27 @@ def kept(*rounds: pb.RoundInfo, scores: dict[int, list[pb.Score]] | None = None)
     return keeping(answer(rounds, scores=scores).detail)
 
 
-def test_sites_that_answer_without_scores_keep_them() -> None:
+def test_sites_that_answer_without_scores_keep_them_and_no_others() -> None:
     both = scored(2, a="reported", b="reported")
     assert kept(both, scores={2: [GLOBAL]}) == 2
     assert kept(both, scores={2: [GLOBAL, OWN]}) == 1
     assert kept(both, scores={2: [score("personal.pm_v", 0.8, sites=2)]}) == 0
     assert kept(both) == 2  # nobody sent any: no evaluator, or no model of all sites
+    assert kept(scored(2, a="failed")) == 0
+    assert kept(attempt(2, "published", 910, 920, a="reported")) == 0
+    # `score_personal_every = 2`: the scores at hand are of round 3, after which no trainer was asked.
+    told, evaluator_only = scored(2, a="reported"), attempt(3, "published", 920, 930, a="reported")
+    evaluator_only.sites.add(site="evaluator", kind="score", task_status="reported")
+    assert kept(told, evaluator_only, scores={3: [GLOBAL]}) == 0
+    assert kept(told, evaluator_only, scores={2: [GLOBAL]}) == 1
+    row = scored(2, a="reported")
+    row.outcome = "rolled-back"
+    assert kept(row) == 0
 
 
 @pytest.mark.parametrize("status", ["invited", "started", "late", "failed"])
 def test_who_has_not_answered_keeps_nothing(status: str) -> None:
     assert kept(scored(2, status, a="reported")) == 0
-
-
-def test_who_has_no_model_of_its_own_keeps_nothing() -> None:
-    assert kept(scored(2, a="failed")) == 0
-    assert kept(attempt(2, "published", 910, 920, a="reported")) == 0
-
-
-def test_a_round_after_which_only_evaluators_are_asked_says_nothing() -> None:
-    """`score_personal_every = 2`: the scores at hand are of round 3, after which no trainer was asked."""
-    told, evaluator_only = scored(2, a="reported"), attempt(3, "published", 920, 930, a="reported")
-    evaluator_only.sites.add(site="evaluator", kind="score", task_status="reported")
-    assert kept(told, evaluator_only, scores={3: [GLOBAL]}) == 0
-    assert kept(told, evaluator_only, scores={2: [GLOBAL]}) == 1
-
-
-def test_a_round_that_was_rolled_back_says_nothing() -> None:
-    row = scored(2, a="reported")
-    row.outcome = "rolled-back"
-    assert kept(row) == 0
 
 
 def shown(reply: ServerReply, width: int = 80) -> tuple[str, str]:

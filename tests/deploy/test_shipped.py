@@ -69,40 +69,26 @@ FOLLOW_A_PAPER = [path.stem for path in RECIPES if re.match("cifar|mnist|spiral"
 WEIGH_BY_EXAMPLES = [name for name in FOLLOW_A_PAPER if "-dir01-" in name or "-dir05-" in name]
 
 
-def test_the_rules_below_are_of_many_recipes() -> None:
+def test_recipes_that_follow_a_paper_do_so() -> None:
     assert len(FOLLOW_A_PAPER) > 25
     assert len(WEIGH_BY_EXAMPLES) > 9
+    for name in FOLLOW_A_PAPER:
+        recipe = shipped.recipe(name)
+        options = recipe.method.options
+        assert not recipe.plan.amp, name  # bfloat16 cosines times 30 lose 0.1 in the logits
+        if "-dir01-" in name:  # sites differ much, by 3.2 among the partitions of seeds 0 to 7: no cap changes that
+            assert recipe.federation.max_weight_ratio >= 10, name
+        if name in WEIGH_BY_EXAMPLES and recipe.method.name == "cwfedavg-private":  # no count leaves a site
+            assert "weighting" not in server_methods.options(recipe.method.name)
+        elif name in WEIGH_BY_EXAMPLES:
+            assert options["weighting"] == "examples", name
+        if re.match("cifar.*-fednh.*-release$", name):  # from where it learns the scale
+            assert (options["scale"], options["prototype_init"]) == (1.0, "orthogonal"), name
+        elif re.match("cifar.*-fednh", name):
+            assert (options["scale"], options.get("fixed_scale", False)) in [(20.0, False), (30.0, True)], name
 
 
-@pytest.mark.parametrize("name", FOLLOW_A_PAPER)
-def test_a_recipe_of_a_paper_computes_in_float32(name: str) -> None:
-    assert not shipped.recipe(name).plan.amp  # bfloat16 cosines times 30 lose 0.1 in the logits
-
-
-@pytest.mark.parametrize("name", WEIGH_BY_EXAMPLES)
-def test_a_recipe_of_a_paper_that_weighs_by_examples_does_so(name: str) -> None:
-    method = shipped.recipe(name).method
-    if method.name == "cwfedavg-private":  # its server half has no weighting: no count leaves a site
-        assert "weighting" not in server_methods.options(method.name)
-    else:
-        assert method.options["weighting"] == "examples"
-
-
-@pytest.mark.parametrize("name", [name for name in FOLLOW_A_PAPER if "-dir01-" in name])
-def test_no_cap_on_weights_changes_a_paper_whose_sites_differ_much(name: str) -> None:
-    assert shipped.recipe(name).federation.max_weight_ratio >= 10  # 3.2 among the partitions of seeds 0 to 7
-
-
-@pytest.mark.parametrize("name", [name for name in FOLLOW_A_PAPER if re.match("cifar.*-fednh", name)])
-def test_a_recipe_of_fednh_says_from_where_it_learns_the_scale(name: str) -> None:
-    options = shipped.recipe(name).method.options
-    if name.endswith("-release"):
-        assert (options["scale"], options["prototype_init"]) == (1.0, "orthogonal")
-    else:
-        assert (options["scale"], options.get("fixed_scale", False)) in [(20.0, False), (30.0, True)]
-
-
-def test_each_policy_allows_all_that_a_stricter_one_does() -> None:
+def test_each_policy_allows_all_that_a_stricter_one_does_and_only_the_open_one_tells_of_examples() -> None:
     strict, standard = (
         Policy.read(shipped.folder("policies") / f"{name}.toml").rules for name in ("strict", "standard")
     )
@@ -111,6 +97,14 @@ def test_each_policy_allows_all_that_a_stricter_one_does() -> None:
         assert narrow.parts < wide.parts
         assert narrow.metrics <= wide.metrics
         assert narrow.telemetry < wide.telemetry
+    assert strict.telemetry == frozenset()
+    assert standard.telemetry == {Telemetry.DISK_FREE_BYTES}
+    assert OPEN.rules.telemetry == frozenset(Telemetry)
+    hinting = {name for name in Telemetry if "examples" in name.discloses}
+    assert hinting == {Telemetry.GPU_MEMORY_BYTES, Telemetry.STEP_SECONDS}
+    assert not hinting & standard.telemetry
+    asked = {name: Policy.read(shipped.folder("policies") / f"{name}.toml").rules.secure for name in POLICIES}
+    assert asked == {"strict": "required", "standard": "required", "open": "allowed"}
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -122,30 +116,17 @@ def test_a_policy_names_all_methods_that_its_other_rules_admit(name: str) -> Non
     assert len(methods) > 10
 
 
-def test_what_a_policy_admits_follows_from_its_rules_alone() -> None:
+def test_every_file_says_what_it_is_and_a_policy_admits_by_its_rules_alone() -> None:
     rules = OPEN.rules.model_copy(update={"methods": frozenset(), "parts": frozenset({Part.BODY})})
     assert {"solo", "fedper"} <= set(admitted(Policy(rules))) < set(client_methods) - {"fedavg", "fednh"}
     required = rules.model_copy(update={"secure": "required", "parts": frozenset(Part) - NOT_ON_THE_WIRE})
     assert "solo" in admitted(Policy(required))  # sends nothing
     assert "cwfedavg" not in admitted(Policy(required))  # by default not in a sum
     assert "cwfedavg" in admitted(Policy(required.model_copy(update={"secure": "allowed"})))
-
-
-def test_updates_leave_in_secure_aggregation_alone_but_under_the_open_policy() -> None:
-    asked = {name: Policy.read(shipped.folder("policies") / f"{name}.toml").rules.secure for name in POLICIES}
-    assert asked == {"strict": "required", "standard": "required", "open": "allowed"}
-
-
-def test_only_the_open_policy_lets_numbers_leave_that_hint_at_the_number_of_examples() -> None:
-    strict, standard = (
-        Policy.read(shipped.folder("policies") / f"{name}.toml").rules for name in ("strict", "standard")
-    )
-    assert strict.telemetry == frozenset()
-    assert standard.telemetry == {Telemetry.DISK_FREE_BYTES}
-    assert OPEN.rules.telemetry == frozenset(Telemetry)
-    hinting = {name for name in Telemetry if "examples" in name.discloses}
-    assert hinting == {Telemetry.GPU_MEMORY_BYTES, Telemetry.STEP_SECONDS}
-    assert not hinting & standard.telemetry
+    for kind in ("recipes", "policies"):
+        told = [shipped.what(file) for file in shipped.files(kind).values()]
+        assert all(20 < len(text) < 150 for text in told), max(told, key=len)
+        assert all(text.endswith(".") for text in told)
 
 
 @pytest.mark.parametrize(("site", "trio"), [("digits", False), ("digits-trio", True)])
@@ -160,32 +141,19 @@ def test_a_demonstration_site_holds_what_the_recipes_simulate(site: str, trio: b
     assert all(d is not None and d.model_copy(update={"auxiliary_per_class": None}) == data for d in same)
 
 
-@pytest.mark.parametrize("name", ["strict", "standard", "open"])
-def test_a_policy_is_found_by_its_name(name: str) -> None:
-    assert shipped.policy(name) == shipped.folder("policies") / f"{name}.toml"
-
-
-@pytest.mark.parametrize("text", ["policy.toml", "./standard", "own/standard", "standard.toml", "/srv/standard"])
-def test_what_is_written_as_a_path_is_one(text: str) -> None:
-    assert shipped.policy(text) == Path(text)
-
-
-def test_a_file_that_has_the_name_of_a_policy_is_never_mistaken_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "standard").write_text("methods = []\n")
-    (tmp_path / "ours").write_text("methods = []\n")
-    with pytest.raises(ConfigError, match=r"'\./standard'"):
-        shipped.policy("standard")
-    assert shipped.policy("./standard") == Path("standard")
-    with pytest.raises(ConfigError, match=r"'\./ours'"):
-        shipped.policy("ours")
-
-
-def test_a_typo_in_a_policys_name_suggests_it() -> None:
+def test_a_policy_is_found_by_its_name_and_a_file_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in POLICIES:
+        assert shipped.policy(name) == shipped.folder("policies") / f"{name}.toml"
+    for text in ("policy.toml", "./standard", "own/standard", "/srv/standard"):
+        assert shipped.policy(text) == Path(text)
     with pytest.raises(ConfigError, match="did you mean 'standard'"):
         shipped.policy("standrad")
+    monkeypatch.chdir(tmp_path)
+    for name in ("standard", "ours"):
+        (tmp_path / name).write_text("methods = []\n")
+        with pytest.raises(ConfigError, match=rf"'\./{name}'"):
+            shipped.policy(name)
+    assert shipped.policy("./standard") == Path("standard")
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -193,13 +161,6 @@ def test_a_resolved_recipe_is_the_same_run_in_one_file(path: Path, tmp_path: Pat
     (alone := tmp_path / path.name).write_text(shipped.resolved(path.stem), encoding="utf-8")
     assert shipped.extends(alone) == ""
     assert read_recipe(alone) == shipped.recipe(path.stem)
-
-
-def test_every_shipped_file_says_in_a_sentence_of_its_own_what_it_is() -> None:
-    for kind in ("recipes", "policies"):
-        told = [shipped.what(file) for file in shipped.files(kind).values()]
-        assert all(20 < len(text) < 150 for text in told), max(told, key=len)
-        assert all(text.endswith(".") for text in told)
 
 
 @pytest.mark.parametrize("shown", [False, True], ids=["as it stands", "with all that is shown"])
@@ -212,44 +173,36 @@ def test_a_hospital_settings_file_can_be_used(shown: bool, tmp_path: Path) -> No
     assert (settings.proxy is not None, settings.data.group_pattern is not None) == (shown, shown)
 
 
-def test_assignments_go_over_the_recipe_with_the_types_of_toml() -> None:
+def test_assignments_and_keywords_go_over_the_recipe_with_their_types() -> None:
     changed = shipped.recipe("digits-fednh", ["plan.lr=0.125", "rounds=2", "rounds=3", 'name="mine"'])
     assert (changed.plan.lr, changed.rounds, changed.name) == (0.125, 3, "mine")
     plain = shipped.recipe("digits-fednh")
     assert changed.method == plain.method
     assert changed.plan.epochs == plain.plan.epochs
-
-
-def test_another_method_does_not_keep_the_options_of_the_first() -> None:
     assert shipped.recipe("digits-fednh", ['method.name="fedavg"']).method.options == {}
-
-
-@pytest.mark.parametrize("assignment", ["plan.lrr=0.1", "plan.lr=fast", "plan.lr", 'plan.lr="fast"', "rounds=0"])
-def test_what_a_recipe_cannot_have_is_refused(assignment: str) -> None:
-    with pytest.raises(ConfigError):
-        shipped.recipe("digits-fednh", [assignment])
-
-
-def test_an_assignment_of_nothing_removes_a_key() -> None:
     assert shipped.recipe("digits-fednh-dp").plan.dp is not None
     assert shipped.recipe("digits-fednh-dp", ["plan.dp="]).plan.dp is None
     default = type(shipped.recipe("digits-fednh").plan).model_fields["lr"].default
     assert shipped.recipe("digits-fednh", ["plan.lr=0.5", "plan.lr ="]).plan.lr == default
     assert shipped.recipe("digits-fednh", ["plan.lr=", "plan.lr=0.5"]).plan.lr == 0.5
+    given = {"plan__lr": 0.1, "plan.epochs": 2, "evaluation": {"every": 3}, "rounds": 4}
+    assert from_keywords(given) == {"plan": {"lr": 0.1, "epochs": 2}, "evaluation": {"every": 3}, "rounds": 4}
 
 
 @pytest.mark.parametrize(
     ("assignment", "said"),
-    [("plan.dpp=", "did you mean 'plan.dp'"), ("rounds=", "'rounds' is missing"), ("plan.lr", "KEY= removes the key")],
+    [
+        ("plan.lrr=0.1", "did you mean 'lr'"),
+        ("plan.lr=fast", "plan"),
+        ("rounds=0", "rounds"),
+        ("plan.dpp=", "did you mean 'plan.dp'"),
+        ("rounds=", "'rounds' is missing"),
+        ("plan.lr", "KEY= removes the key"),
+    ],
 )
-def test_a_key_that_cannot_be_removed_is_named(assignment: str, said: str) -> None:
+def test_what_a_recipe_cannot_have_or_lack_is_refused(assignment: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         shipped.recipe("digits-fednh", [assignment])
-
-
-def test_keywords_nest_by_underscores_dots_and_dicts() -> None:
-    given = {"plan__lr": 0.1, "plan.epochs": 2, "evaluation": {"every": 3}, "rounds": 4}
-    assert from_keywords(given) == {"plan": {"lr": 0.1, "epochs": 2}, "evaluation": {"every": 3}, "rounds": 4}
 
 
 RECIPE = shipped.folder("recipes") / "digits-fednh.toml"
@@ -272,7 +225,7 @@ READERS: dict[str, tuple[object, ...]] = {
 
 
 @pytest.mark.parametrize("words", READERS.values(), ids=READERS)
-def test_a_dry_run_prints_the_changed_recipe_and_what_leaves_a_site_and_makes_nothing(
+def test_a_dry_run_prints_the_recipe_and_what_leaves_or_refuses_and_makes_nothing(
     words: tuple[object, ...], tmp_path: Path
 ) -> None:
     found = dry(*folder_of(words, tmp_path), "--set", "plan.lr=0.125")
@@ -284,9 +237,19 @@ def test_a_dry_run_prints_the_changed_recipe_and_what_leaves_a_site_and_makes_no
         tensor.spec.part.value for tensor in plan.outgoing
     }
     assert list(tmp_path.iterdir()) == []
+    found = dry(*folder_of(words, tmp_path), "--set", "method.momentun=0.5")
+    assert isinstance(found.exception, ConfigError)
+    assert list(tmp_path.iterdir()) == []
+    sets = ("--set", 'method.name="solo"', "--set", 'federation.robust="median"')
+    found = dry(*folder_of(words, tmp_path), *sets)
+    assert isinstance(found.exception, ConfigError)
+    assert "no mean of the sites' updates" in str(found.exception)
+    assert found.stdout == ""
 
 
-def test_a_dry_run_says_what_leaves_in_a_secure_aggregation_alone() -> None:
+def test_a_dry_run_says_what_leaves_in_a_secure_aggregation_and_works_without_pytorch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     recipe = shipped.recipe("digits-fednh-secure")
     lines = dry("simulate", "digits-fednh-secure").stdout.splitlines()
     plan = site_plan(recipe)
@@ -294,22 +257,9 @@ def test_a_dry_run_says_what_leaves_in_a_secure_aggregation_alone() -> None:
     own = [line for line in lines if ": personal." in line or line.endswith(": loss")]
     assert len(own) > 1
     assert all(line.startswith("# leaves a site in a secure aggregation alone, ") for line in own)
-
-
-@pytest.mark.parametrize("words", READERS.values(), ids=READERS)
-def test_a_dry_run_refuses_what_a_method_does_not_know(words: tuple[object, ...], tmp_path: Path) -> None:
-    found = dry(*folder_of(words, tmp_path), "--set", "method.momentun=0.5")
-    assert isinstance(found.exception, ConfigError)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("words", READERS.values(), ids=READERS)
-def test_a_dry_run_refuses_what_the_start_of_every_run_refuses(words: tuple[object, ...], tmp_path: Path) -> None:
-    sets = ("--set", 'method.name="solo"', "--set", 'federation.robust="median"')
-    found = dry(*folder_of(words, tmp_path), *sets)
-    assert isinstance(found.exception, ConfigError)
-    assert "no mean of the sites' updates" in str(found.exception)
-    assert found.stdout == ""
+    monkeypatch.setitem(sys.modules, "protofed.deploy.site.plan", None)
+    found = dry("runs", "start", RECIPE, "--plaintext")
+    assert Recipe.model_validate(tomllib.loads(found.stdout)) == shipped.recipe("digits-fednh")
 
 
 @pytest.mark.parametrize(
@@ -327,23 +277,14 @@ def test_a_dry_run_of_a_simulation_looks_at_sites_data_policy_and_device(words: 
     assert said in str(found.exception)
 
 
-def test_a_dry_run_of_a_server_needs_what_its_start_needs(tmp_path: Path) -> None:
+def test_a_dry_run_of_a_server_needs_its_identity_and_of_a_simulation_data(tmp_path: Path) -> None:
     found = dry("server", "start", "--recipe", RECIPE, "--identity", tmp_path / "none")
     assert isinstance(found.exception, ConfigError)
     assert str(tmp_path / "none") in str(found.exception)
-
-
-def test_only_a_simulation_needs_data_in_its_recipe(tmp_path: Path) -> None:
     text = RECIPE.read_text(encoding="utf-8").partition("[data]")[0]
     (tmp_path / "no-data.toml").write_text(text, encoding="utf-8")
     assert isinstance(dry("simulate", tmp_path / "no-data.toml").exception, ConfigError)
     assert dry("runs", "start", tmp_path / "no-data.toml", "--plaintext").exit_code == 0
-
-
-def test_a_dry_run_without_pytorch_still_has_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "protofed.deploy.site.plan", None)
-    found = dry("runs", "start", RECIPE, "--plaintext")
-    assert Recipe.model_validate(tomllib.loads(found.stdout)) == shipped.recipe("digits-fednh")
 
 
 NO_RECIPE: dict[str, tuple[str, ...]] = {
@@ -362,16 +303,13 @@ def test_set_without_a_recipe_is_refused(words: tuple[str, ...], tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_and_its_doctor_read_recipes_with_the_same_overrides(tmp_path: Path) -> None:
+def test_a_server_its_doctor_and_a_comparison_read_recipes_with_overrides(tmp_path: Path) -> None:
     settings = read_settings(ServerSettings, None, {"recipes": [RECIPE], "plaintext": True, "state": tmp_path})
     (read,) = recipes_of(settings, ["rounds=2"])
     assert read == shipped.recipe("digits-fednh", ["rounds=2"])
     words = ["server", "doctor", "--recipe", str(RECIPE), "--plaintext", "--state", str(tmp_path), "--json"]
     checks = json.loads(CliRunner().invoke(app, [*words, "--set", "method.momentun=0.5"]).stdout)
     assert "momentun" in json.dumps(checks)
-
-
-def test_a_dry_run_of_a_comparison_has_every_recipe_with_every_seed(tmp_path: Path) -> None:
     called = ["compare", "digits-fednh", "digits-fedavg", "--dry-run", "--seeds", "0,1", "--out", str(tmp_path / "out")]
     found = CliRunner().invoke(app, called)
     assert found.exit_code == 0
@@ -388,15 +326,11 @@ def loaded(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_is_written_as_it_is_in_the_repository(kind: str, tmp_path: Path) -> None:
+def test_a_kind_is_written_as_it_is_in_the_repository_and_is_in_the_wheel(kind: str, tmp_path: Path) -> None:
     written = [path.relative_to(tmp_path) for path in write_files(tmp_path, [kind])]
     assert written
     changed = [path for path in written if (tmp_path / path).read_bytes() != (ROOT / "deploy" / path).read_bytes()]
     assert changed == ([Path(name) for name in (*COMPOSE, ".env.example")] if kind == "compose" else [])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_wheel_has_what_a_kind_needs(kind: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     for path in KINDS[kind].paths:
@@ -429,13 +363,6 @@ def test_what_compose_mounts_is_there(tmp_path: Path) -> None:
         assert (tmp_path / "docker/compose/data" / site).is_dir()
 
 
-def test_the_chart_has_prometheus_rules_as_files(tmp_path: Path) -> None:
-    write_files(tmp_path, ["helm"])
-    rules = tmp_path / "helm/protofed/rules"
-    assert not rules.is_symlink()
-    assert sorted(path.name for path in rules.iterdir()) == ["alerts.yml", "recording.yml"]
-
-
 def said_above(line: str) -> bool:
     """The head of alerts.yml says where the files of its `runbook_url` are."""
     return line.strip().startswith("runbook_url: docs/")
@@ -463,10 +390,14 @@ def test_a_file_with_other_content_is_not_overwritten(kind: str | None, tmp_path
     assert (tmp_path / "sites/digits.toml").read_text() == "mine"
 
 
-def test_kinds_that_share_files_can_be_written_one_after_the_other(tmp_path: Path) -> None:
+def test_kinds_that_share_files_come_one_after_the_other_and_rules_as_files(tmp_path: Path) -> None:
     assert write_files(tmp_path, ["dashboards"])
     assert tmp_path / "grafana/dashboards/rounds.json" not in write_files(tmp_path, ["compose"])
     assert write_files(tmp_path, ["compose", "dashboards"]) == []
+    write_files(tmp_path, ["helm"])
+    rules = tmp_path / "helm/protofed/rules"
+    assert not rules.is_symlink()
+    assert sorted(path.name for path in rules.iterdir()) == ["alerts.yml", "recording.yml"]
 
 
 def test_the_command_lists_writes_and_suggests(tmp_path: Path) -> None:

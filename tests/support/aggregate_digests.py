@@ -46,7 +46,6 @@ def _numbers(spec: TensorSpec, rng: np.random.Generator) -> np.ndarray:
 
 
 def aggregated(method: str, classes: int, features: int) -> Payload:
-    """The state after one round."""
     half = server_methods.build(method, OPTIONS.get(method, {}))
     state = half.init(first_model(classes, features), round_context(classes))
     expected = half.expects(state)

@@ -138,7 +138,6 @@ class Plot:
         self.honest[task.round, site] = codec.decode(released.data)
 
     def change(self, task: Task, base: bytes, released: Released, site: SiteId) -> Released:
-        """What an attacker hands in."""
         honest = [payload for (number, _), payload in sorted(self.honest.items()) if number == task.round]
         self.honest = {key: payload for key, payload in self.honest.items() if key[0] == task.round}
         sent = CHANGES[self.attack](codec.decode(base), codec.decode(released.data), honest)
@@ -182,7 +181,6 @@ class Played:
 
     @property
     def worst(self) -> float:
-        """Of the honest sites."""
         return min(self.sites.values(), default=float("nan"))
 
 

@@ -22,7 +22,6 @@ class MemoryAuditLog:
     writes: int = 0
 
     def append_all(self, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-        """Keep them."""
         self.writes += 1
         if self.failing:
             raise self.failing.pop(0)
@@ -34,5 +33,4 @@ class MemoryAuditLog:
 
 
 def audit() -> ClientAudit:
-    """One that nobody looks at."""
     return ClientAudit(MemoryAuditLog())

@@ -10,17 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from protofed.client.method import (
-    FitContext,
-    ParameterGroup,
-    Part,
-    Payload,
-    Step,
-    Update,
-    dump,
-    supervised,
-    train,
-)
+from protofed.client.method import FitContext, ParameterGroup, Part, Payload, Step, Update, dump, supervised, train
 from protofed.client.methods.fedavg import FedAvgClient
 
 NAME = "branched"

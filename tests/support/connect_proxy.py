@@ -42,7 +42,6 @@ class ConnectProxy:
         self.start()
 
     def start(self) -> None:
-        """Listen."""
         host, _, port = self.address.rpartition(":")
         self._listener = socket.create_server((host, int(port)))
         self.address = f"{host}:{self._listener.getsockname()[1]}"

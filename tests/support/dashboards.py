@@ -39,7 +39,6 @@ class Query:
     instant: bool
 
     def filled(self, range_s: int, rate_s: int, site: str = ".*", run: str = ".*") -> str:
-        """As Grafana sends it."""
         values = {"__range": f"{range_s}s", "__rate_interval": f"{rate_s}s", "site": site, "run": run}
         return re.sub(r"\$([a-z_]+)", lambda found: values[found[1]], self.expression)
 
@@ -49,7 +48,6 @@ class Query:
 
 
 def dashboard(name: str) -> dict[str, Any]:
-    """A dashboard's JSON."""
     loaded: dict[str, Any] = json.loads((DASHBOARDS / f"{name}.json").read_text(encoding="utf-8"))
     return loaded
 
@@ -60,7 +58,6 @@ def queries(name: str) -> list[Query]:
 
 
 def of_panel(name: str, panel: dict[str, Any]) -> list[Query]:
-    """A panel's queries."""
     return [
         Query(name, panel["title"], t["refId"], t["expr"], t.get("legendFormat", ""), t.get("instant", False))
         for t in panel["targets"]

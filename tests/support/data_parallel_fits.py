@@ -83,7 +83,6 @@ class Case:
     secret: bool = False  # batches are drawn of the daemon's secret, which the other ranks have not
 
     def recipe(self, alone: bool) -> Recipe:
-        """Its run."""
         trap = {**self.trap, "rank": ALONE} if alone and self.trap else self.trap
         return Recipe.model_validate(
             {
@@ -127,7 +126,6 @@ CASES: dict[str, Case] = {
 
 
 def plain(input_: Input, classes: int) -> SplitModel:
-    """A small model."""
     torch.manual_seed(3)
     return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(36, 7), nn.ReLU()), nn.Linear(7, classes))
 
@@ -155,7 +153,6 @@ class Trap(nn.Module):
         self.calls = 0
 
     def forward(self, features: Tensor) -> Tensor:
-        """As it came."""
         if not self.here or self.training is not self.when:
             return features
         self.calls += 1
@@ -193,7 +190,6 @@ class TwinClient:
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 
     def load_global(self, local: FitContext, received: Payload) -> None:
-        """Load the global model."""
         FedAvgClient().load_global(local, received)
 
     def fit(self, local: FitContext, received: Payload) -> Update:
@@ -216,12 +212,10 @@ class KnownSecret(MemoryStore):
     """Of the daemon, whether it trains alone or leads."""
 
     def secret(self) -> bytes:
-        """Always the same."""
         return b"s" * SECRET_BYTES
 
 
 def site_of(other: bool = False, secret: bool = False) -> Site:
-    """That trains."""
     own = frozenset({*(f"{HERE}:{name}" for name in ("plain", "normed", "trapped")), TWINS})
     limits = unlimited(set(architectures))
     rules = PolicyRules(
@@ -328,13 +322,11 @@ def _raising(at: int | None, error: Exception) -> Callable[[], None]:
 
 
 def whole(made: SplitModel) -> Payload:
-    """A model's numbers."""
     return {Part.BODY: dump(made.body), Part.HEAD: dump(made.head)}
 
 
 @method_of_tests()
 def main(folder: Path, names: list[str]) -> None:
-    """As one of the ranks."""
     torch.set_num_threads(1)
     launch = launched(os.environ)
     assert launch is not None

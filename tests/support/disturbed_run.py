@@ -62,6 +62,5 @@ def disturbed_run(start: Callable[..., Any], recipe_of: Callable[..., Recipe]) -
 
 
 def close_channels(daemons: Sequence[RawClient]) -> None:
-    """Close their channels."""
     for daemon in daemons:
         daemon.channel.close()

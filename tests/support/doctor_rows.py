@@ -8,7 +8,6 @@ from protofed.deploy.doctor.checks import Check, CheckRow, State, run_checks
 
 
 def rows(checks: Sequence[Check]) -> dict[str, CheckRow]:
-    """Of an examination."""
     return {row.check: row for row in run_checks(checks)}
 
 

@@ -202,7 +202,6 @@ class Proxy:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """RST rather than FIN."""
     sock = writer.get_extra_info("socket")
     if sock is not None and sock.fileno() >= 0:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -21,7 +21,6 @@ def model(bias: tuple[float, float] = (0.0, 0.0), body: float = 1.0) -> Payload:
 
 
 def parts(model: SplitModel) -> Payload:
-    """All numbers of a model."""
     return {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
 
 

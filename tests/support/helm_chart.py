@@ -53,7 +53,6 @@ def merged(values: Object) -> Object:
 
 
 def schema() -> Object:
-    """Of the values."""
     loaded: Object = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     return loaded
 
@@ -92,12 +91,10 @@ def documents(text: str) -> list[Object]:
 
 
 def of_kind(case: str, kind: str) -> list[Object]:
-    """Those of one kind."""
     return [one for one in objects(case) if one["kind"] == kind]
 
 
 def named(case: str, kind: str, name: str) -> Object:
-    """The only one."""
     (found,) = [one for one in of_kind(case, kind) if one["metadata"]["name"] == name]
     return found
 
@@ -129,7 +126,6 @@ def _commands() -> TyperGroup:
 
 
 def volume(stateful: Object, name: str) -> Object:
-    """One of its pod's volumes."""
     (found,) = [one for one in pod(stateful)["volumes"] if one["name"] == name]
     assert isinstance(found, dict)
     return found

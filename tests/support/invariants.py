@@ -58,7 +58,6 @@ class ReadOnlyBlobs:
         self._folder = folder
 
     def put(self, *data: Buffer) -> Digest:
-        """Its address."""
         return digest(*data)
 
     def get(self, address: Digest) -> bytes:
@@ -79,7 +78,6 @@ class ReadOnlyBlobs:
         """Nothing is forgotten."""
 
     def has(self, address: Digest) -> bool:
-        """Whether it is there."""
         return (self._folder / address).exists()
 
 
@@ -154,12 +152,10 @@ class Baseline:
         self._bytes, self._descriptors = self.resident(), self.descriptors()
 
     def resident(self) -> int:
-        """Bytes of memory."""
         (line,) = [line for line in (self._proc / "status").read_text().splitlines() if line.startswith("VmRSS")]
         return int(line.split()[1]) << 10
 
     def descriptors(self) -> int:
-        """Open files and sockets."""
         return len(list((self._proc / "fd").iterdir()))
 
     def check(self, more_bytes: int = 64 << 20, more_descriptors: int = 8) -> None:

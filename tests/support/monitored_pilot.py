@@ -39,7 +39,6 @@ class Pilot:
     events: list[tuple[float, str]] = field(default_factory=list)
 
     def run(self, recipe: Recipe) -> None:
-        """Queue a run."""
         with self.operator() as operator:
             operator.start(recipe)
         self.events.append((time.time(), f"{recipe.name} begins"))

@@ -50,7 +50,6 @@ class OperatorLab(Lab):
         self._follow()
 
     def start(self, run: str, **tables: object) -> RunReport:
-        """The operator queues a run."""
         report = self.operation.start(recipe(run, **tables).model_dump_json())
         self._follow()
         return report
@@ -75,5 +74,4 @@ class OperatorLab(Lab):
 
 
 def operator_lab() -> OperatorLab:
-    """In memory, without a run."""
     return OperatorLab(recipe(), MemoryBlobs(), Ledger())

@@ -59,7 +59,6 @@ class Authority:
 
     @property
     def pem(self) -> bytes:
-        """Its certificate."""
         return self.certificate.public_bytes(Encoding.PEM)
 
     def issue(

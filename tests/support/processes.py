@@ -158,7 +158,6 @@ class Processes:
         self.running[name].wait()
 
     def finish(self, names: Sequence[str]) -> list[int]:
-        """Their exit codes."""
         return [self.running[name].wait(PATIENCE_S) for name in names]
 
     def until_done(self, starters: Mapping[str, Callable[[], object]], patience_s: float = PATIENCE_S) -> int:
@@ -180,13 +179,11 @@ class Processes:
         return starts
 
     def end(self) -> None:
-        """Leave nothing running."""
         for process in self.running.values():
             process.kill()
             process.wait()
 
     def final_digest(self) -> str | None:
-        """Of the newest state."""
         with self.ledger() as ledger:
             return [row.state for row in ledger.rounds(self.recipe.name) if row.state][-1]
 

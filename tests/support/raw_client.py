@@ -61,11 +61,9 @@ class RawClient:
 
     @property
     def caller(self) -> pb.Caller:
-        """Who it says it is."""
         return pb.Caller(site=self.site, instance=self.instance)
 
     def say(self, call: str, message: Message, timeout: float = 20.0) -> Any:
-        """Make a call by name."""
         self.recorded.append((call, message))
         method = CALLS[call]
         answer, path = GetMessageClass(method.output_type), f"/{method.containing_service.full_name}/{call}"
@@ -73,12 +71,10 @@ class RawClient:
         return stub(message, timeout=timeout)
 
     def enroll(self) -> RawClient:
-        """Say hello."""
         self.say("Enroll", self.enrolment())
         return self
 
     def enrolment(self, **fields: Any) -> pb.EnrollRequest:
-        """What it says for that."""
         version: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION, "software_version": "0"}
         return pb.EnrollRequest(caller=self.caller, roles=[pb.ROLE_TRAINER], **version, **fields)
 
@@ -147,7 +143,6 @@ def credentials(identity: Path) -> grpc.ChannelCredentials:
 
 
 def refused(call: Callable[..., object], *arguments: Any, **fields: Any) -> tuple[grpc.StatusCode, str]:
-    """How a call is refused."""
     with pytest.raises(grpc.RpcError) as raised:
         call(*arguments, **fields)
     error: Any = raised.value

@@ -72,7 +72,6 @@ class WebhookReceiver:
         return f"{self._scheme}://127.0.0.1:{self.port}/hooks/s3cret-hook"
 
     def post(self) -> Post:
-        """The next request, waited for."""
         return self.posts.get(timeout=ARRIVES_S)
 
     def stop(self) -> None:
@@ -153,7 +152,6 @@ class MailReceiver:
         return int(self._controller.port)
 
     def mail(self) -> Mail:
-        """The next message, waited for."""
         return self.mails.get(timeout=ARRIVES_S)
 
     def stop(self) -> None:

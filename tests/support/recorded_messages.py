@@ -78,7 +78,6 @@ def uploads(said: Sequence[SentMessage]) -> list[Upload]:
 
 
 def of(said: Iterable[SentMessage], kind: type[M]) -> list[M]:
-    """The messages of one kind."""
     return [one.message for one in said if isinstance(one.message, kind)]
 
 

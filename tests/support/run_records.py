@@ -11,7 +11,6 @@ BEGAN_AT, ROUND_S = 1_800_000_000.0, 60.0  # 2027-01-15 08:00:00Z
 
 
 def task(site: str, kind: str = "fit", **fields: Any) -> dict[str, Any]:
-    """A task that was done."""
     received = 0 if kind == "score" else 1_000_000
     told = {"reason": "", "cause": "", "norm": 1.0, "weight_capped": False, "refused": []}
     done = {"site": site, "kind": kind, "task_status": "reported", "sent": received, "received": received}
@@ -29,15 +28,7 @@ def attempt(number: int, **fields: Any) -> dict[str, Any]:
 
 
 def site(**fields: Any) -> dict[str, Any]:
-    """A site in good standing."""
-    return {
-        "roles": ["trainer"],
-        "excluded": "",
-        "excluded_at": None,
-        "revoked": "",
-        "revoked_at": None,
-        **fields,
-    }
+    return {"roles": ["trainer"], "excluded": "", "excluded_at": None, "revoked": "", "revoked_at": None, **fields}
 
 
 def intervention(action: str, **fields: Any) -> dict[str, Any]:

@@ -218,6 +218,5 @@ def first_model(seed: int = 5, **model: Any) -> Payload:
 
 
 def work(daemon: Agent, steps: int) -> None:
-    """Some steps."""
     for _ in range(steps):
         daemon.step(0.0)

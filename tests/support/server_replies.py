@@ -40,7 +40,6 @@ def site(name: str, status: str = "working", doing: str = "training, epoch 2/5",
 
 
 def score(name: str, mean: float, **changes: Any) -> pb.Score:
-    """One score over five sites."""
     known: dict[str, Any] = {"name": name, "mean": mean, "std": 0.01, "worst": mean - 0.1, "sites": 5}
     return pb.Score(**{**known, **changes})
 

@@ -48,7 +48,6 @@ def _admits(policy: Policy, name: str, secure: bool) -> bool:
 
 
 def main() -> None:
-    """Write the lists."""
     for path in sorted(shipped.folder("policies").glob("*.toml")):
         text = path.read_text(encoding="utf-8")
         path.write_text(filled_in(text, admitted(Policy.read(path))), encoding="utf-8")

@@ -41,7 +41,6 @@ class SumServer:
 
     @property
     def roster(self) -> Roster:
-        """Of the adverts that came."""
         return self._record.roster
 
     def total(self) -> Array:
@@ -49,7 +48,6 @@ class SumServer:
         return self._record.total()
 
     def counts(self) -> Array:
-        """How many hold each row."""
         alive = self._record.survivors(Vector.CONTRIBUTORS)
         told, _ = message_of(self.blob(TaskKind.MASK, alive[0]), ContributorsMessage)
         return counted(self._record.masks(Vector.CONTRIBUTORS), alive, told.vectors, told.signatures, told.seeds)

@@ -53,7 +53,6 @@ class TlsServer:
         self.server.operation.certificates._rows[row.fingerprint] = row
 
     def operator(self) -> Operator:
-        """Its side of the wire."""
         return Operator(self.server.address, self.identity("boss", Party.OPERATOR))
 
     def site(self, name: str = "site-1", run: str = "small-fedavg") -> RawClient:
@@ -72,14 +71,12 @@ class TlsServer:
         return [record for record in found if record.event == "call" and record.facts["code"] == code]
 
     def close(self) -> None:
-        """Hang up."""
         for client in self._clients:
             client.channel.close()
 
 
 @contextmanager
 def tls_server(folder: Path, live_server: Callable[..., Any], recipe: Recipe, **options: Any) -> Iterator[TlsServer]:
-    """With its server."""
     made = TlsServer(folder)
     made.server = live_server(recipe, identity=made.identity(), **options)
     yield made

@@ -49,7 +49,6 @@ class Trace:
     until: CodeType | None = None
 
     def __call__(self, frame: FrameType, event: str, _argument: Any) -> None:
-        """A profiler's hook."""
         if event == "call":
             self.codes.add(frame.f_code)
         elif event == "return" and frame.f_code is self.until:
@@ -125,12 +124,10 @@ class _Plain:
     """A call without TLS."""
 
     def auth_context(self) -> dict[str, list[bytes]]:
-        """Nobody is named."""
         return {}
 
 
 def main() -> None:
-    """Print the numbers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", action="store_true", help="list the files")
     listed = parser.parse_args().files

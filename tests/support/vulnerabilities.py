@@ -37,7 +37,6 @@ def _fixed(vuln: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Ask, and say."""
     done = subprocess.run([sys.executable, *COMMAND], capture_output=True, text=True, check=False)
     try:
         report = json.loads(done.stdout)

@@ -71,7 +71,6 @@ class WarmProcess:
 
 
 def _run(arguments: list[str], environment: dict[str, str], folder: str, umask: int, log: str) -> None:
-    """The child's whole life."""
     assert "grpc" not in sys.modules, "gRPC does not work in a fork of a process that has imported it"
     assert sys.modules.keys() >= {*PRELOADED}, "the process that is forked passes over what it cannot import"
     os.environ.clear()

@@ -31,7 +31,6 @@ PICTURE = Path(__file__).parents[2] / "docs" / "assets" / "watch.svg"
 
 
 def main() -> None:
-    """Draw it."""
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURE
     with tempfile.TemporaryDirectory() as folder:
         processes = Processes.of(Path(folder), _recipe())

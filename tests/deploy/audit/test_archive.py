@@ -7,13 +7,11 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.deploy.audit.test_rotation import ROUNDS, rounds, send
-from tests.support.command_line import called
 
 from protofed.common.errors import StateError
 from protofed.common.storage import files
@@ -23,23 +21,6 @@ from protofed.deploy.audit.reader import handed_in
 
 LOG = "audit.jsonl"
 Protofed = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def protofed(capfd: pytest.CaptureFixture[str]) -> Protofed:
-    """`protofed audit …`: exit code, standard output, standard error."""
-    return partial(called, capfd, "audit")
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    """State folder of a site with a log of four segments."""
-    journal = Journal(tmp_path / "site" / LOG, 1700)
-    for number in range(1, ROUNDS + 1):
-        send(journal, number)
-    journal.close()
-    assert len(segments(tmp_path / "site" / LOG)) == 4
-    return tmp_path / "site"
 
 
 @pytest.fixture
@@ -125,16 +106,6 @@ def test_an_archive_that_was_tampered_with_is_found(
         assert (code, path.name.removesuffix(".gz") in err) == (1, True)
 
 
-def test_a_live_log_that_was_tampered_with_is_found_beside_its_archive(
-    protofed: Protofed, state: Path, folder: Path
-) -> None:
-    archives.archive(state / LOG, folder)
-    live = state / "audit.000004.jsonl"
-    live.write_bytes(live.read_bytes().replace(b'"number":4', b'"number":5', 1))
-    code, _, err = protofed("verify", state, "--archive", folder)
-    assert (code, live.name in err) == (1, True)
-
-
 def test_a_log_that_was_tampered_with_is_not_archived(protofed: Protofed, state: Path, folder: Path) -> None:
     second = segments(state / LOG)[1].path
     second.write_bytes(second.read_bytes().replace(b'"round":', b'"ground":', 1))
@@ -205,12 +176,6 @@ def test_a_full_disk_moves_nothing_more(state: Path, folder: Path, monkeypatch: 
     assert whole(state, folder) == expected
 
 
-def test_who_could_not_read_the_log_cannot_read_the_archive(state: Path, folder: Path) -> None:
-    archives.archive(state / LOG, folder)
-    assert folder.stat().st_mode & 0o077 == 0
-    assert [segment.path.stat().st_mode & 0o777 for segment in segments(folder / LOG)] == [0o600] * 3
-
-
 def test_the_archive_of_another_log_is_refused_and_nothing_is_removed(
     protofed: Protofed, state: Path, folder: Path, tmp_path: Path
 ) -> None:
@@ -242,27 +207,17 @@ def test_a_log_that_does_not_follow_the_archive_is_refused(protofed: Protofed, s
     assert (code, "restored from a backup" in " ".join(err.split())) == (78, True)
 
 
-def test_a_second_archiver_and_the_log_s_own_folder_are_refused(protofed: Protofed, state: Path, folder: Path) -> None:
+def test_an_archive_belongs_to_one_log_and_one_archiver_and_says_what_was_moved(
+    protofed: Protofed, state: Path, folder: Path
+) -> None:
     lock = files.Lock(folder)
     code, _, err = protofed("archive", state, "--into", folder)
     assert (code, "in use by another process" in err) == (74, True)
     lock.release()
     assert protofed("archive", state, "--into", state)[0] == 78
     assert len(names(state)) == 4
-
-
-def test_a_writer_does_not_continue_a_compressed_file(state: Path, folder: Path) -> None:
-    archives.archive(state / LOG, folder)
-    with pytest.raises(StateError, match="cannot be continued"):
-        Journal(folder / LOG, 1700)
-
-
-def test_an_archive_belongs_to_one_log(protofed: Protofed, state: Path, folder: Path) -> None:
     code, _, err = protofed("verify", state, state, "--archive", folder)
     assert (code, "belongs to one log" in err) == (78, True)
-
-
-def test_a_program_reads_what_was_moved(protofed: Protofed, state: Path, folder: Path) -> None:
     sizes = [segment.path.stat().st_size for segment in segments(state / LOG)[:-1]]
     moved = json.loads(protofed("archive", state, "--into", folder, "--json")[1])["moved"]
     assert [(one["number"], one["size"]) for one in moved] == list(enumerate(sizes, 1))
@@ -270,7 +225,13 @@ def test_a_program_reads_what_was_moved(protofed: Protofed, state: Path, folder:
     assert json.loads(protofed("archive", state, "--into", folder, "--json")[1]) == {"moved": []}
 
 
-def test_a_log_whose_beginning_is_archived_does_not_say_that_nothing_left(state: Path, folder: Path) -> None:
+def test_an_archive_is_private_closed_and_known_to_be_missing(state: Path, folder: Path) -> None:
     assert not handed_in(state / LOG, "run-1").gap
     archives.archive(state / LOG, folder)
     assert "first 3 files are in an archive" in handed_in(state / LOG, "run-1").gap
+    archives.archive(state / LOG, folder)
+    assert folder.stat().st_mode & 0o077 == 0
+    assert [segment.path.stat().st_mode & 0o777 for segment in segments(folder / LOG)] == [0o600] * 3
+    archives.archive(state / LOG, folder)
+    with pytest.raises(StateError, match="cannot be continued"):
+        Journal(folder / LOG, 1700)

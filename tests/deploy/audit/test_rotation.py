@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.command_line import called
 
 from protofed.client.transport.audit import ClientAudit
 from protofed.common import codec
@@ -22,38 +19,24 @@ KEPT = Path(__file__).parents[2] / "golden" / "v0_3_0"
 ROUNDS = 12
 
 
-@pytest.fixture
-def protofed(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """`protofed audit …`: exit code, standard output, standard error."""
-    return partial(called, capfd, "audit")
-
-
 def send(journal: Journal, round: int) -> None:
     message = pb.CommitRequest(run="run-1", round=round, task_id=f"t{round}", digest=codec.digest(b"x"))
     ClientAudit(journal).sent("fl:7443", "ab" * 32, "CommitUpload", audit_fields(message), message.SerializeToString())
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    """State folder of a site with a log of four segments."""
-    journal = Journal(tmp_path / "site" / "audit.jsonl", 1700)
-    for number in range(1, ROUNDS + 1):
-        send(journal, number)
-    journal.close()
-    assert len(segments(tmp_path / "site" / "audit.jsonl")) == 4
-    return tmp_path / "site"
 
 
 def rounds(out: str) -> list[Any]:
     return [row["round"] for row in json.loads(out)["rounds"]]
 
 
-def test_all_segments_are_verified_and_shown_as_one_log(protofed: Any, state: Path) -> None:
+def test_all_segments_or_one_alone_are_verified_and_shown_as_one_log(protofed: Any, state: Path) -> None:
     code, out, _ = protofed("verify", state)
     assert code == 0
     assert f"good, {ROUNDS + 3} records" in out
     assert list(records(state / "audit.jsonl"))[-1].hash in out
     assert rounds(protofed("show", state, "--json")[1]) == list(range(1, ROUNDS + 1))
+    code, out, _ = protofed("verify", segment_path(state / "audit.jsonl", 2))
+    assert code == 0
+    assert "of segment 1:" in out
 
 
 def test_what_is_in_an_archive_is_said_and_its_end_can_be_expected_there(
@@ -75,12 +58,6 @@ def test_what_is_in_an_archive_is_said_and_its_end_can_be_expected_there(
     assert protofed("verify", state, archive, "--expect", moved[0].hash)[0] == 0
     assert rounds(protofed("show", state, "--json")[1])[-1] == ROUNDS
     assert rounds(protofed("show", archive, "--json")[1])[0] == 1
-
-
-def test_one_segment_alone_can_be_verified(protofed: Any, state: Path) -> None:
-    code, out, _ = protofed("verify", segment_path(state / "audit.jsonl", 2))
-    assert code == 0
-    assert "of segment 1:" in out
 
 
 @pytest.mark.parametrize("number", [2, 3])

@@ -62,12 +62,11 @@ def test_a_renewal_has_a_new_key_and_the_same_name(authority: Authority, tmp_pat
     assert (folder / "key.pem").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_folder_without_certificate_has_nothing_to_renew(tmp_path: Path) -> None:
+def test_nothing_to_renew_is_said_and_the_same_bundle_again_changes_nothing(
+    tmp_path: Path, authority: Authority
+) -> None:
     with pytest.raises(ConfigError, match="no certificate to renew; `protofed certs request`"):
         lifecycle.renew(tmp_path)
-
-
-def test_the_same_bundle_again_changes_nothing(authority: Authority, tmp_path: Path) -> None:
     asked = lifecycle.request(tmp_path / "a", Party.SITE, "a")
     bundle = approved(asked, authority)
     lifecycle.install(tmp_path / "a", bundle)
@@ -112,9 +111,6 @@ def test_one_ca_takes_over_from_another_in_three_steps(authority: Authority, oth
     assert live.current().authorities_pem == other.pem + authority.pem
     lifecycle.install(site, approved(lifecycle.renew(site), other), new_ca=True)
     assert live.current().authorities_pem == other.pem
-
-
-def test_only_cas_are_trusted_as_such(authority: Authority, site: Path) -> None:
     asked = read_request(lifecycle.renew(site), "request")
     with pytest.raises(ConfigError, match="--also"):
         lifecycle.sign_request(asked, authority, also=(site / "cert.pem").read_bytes())

@@ -118,7 +118,7 @@ def test_keys_are_for_their_owner_only_and_leave_in_no_file(authority: Authority
     assert "key=" not in repr(authority)
 
 
-def test_the_ca_decides_usage_and_dates_whatever_the_request_says(authority: Authority) -> None:
+def test_the_ca_decides_usage_and_dates_and_keeps_a_copy(authority: Authority) -> None:
     bundle = lifecycle.read_bundle(approved(custom("protofed://site/a"), authority, days=10), "bundle")
     made = x509.load_pem_x509_certificate(bundle.certificate_pem)
     assert not made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
@@ -126,12 +126,8 @@ def test_the_ca_decides_usage_and_dates_whatever_the_request_says(authority: Aut
     assert list(usages) == [ExtendedKeyUsageOID.CLIENT_AUTH]
     assert timedelta(days=9, hours=23) < bundle.certificate.not_after - datetime.now(UTC) <= timedelta(days=10)
     assert bundle.certificate.not_before < datetime.now(UTC), "clocks that are a little late see it as valid"
-
-
-def test_a_copy_of_what_was_signed_stays_with_the_ca(authority: Authority) -> None:
-    made = lifecycle.read_bundle(approved(custom("protofed://operator/olga"), authority), "bundle")
-    copy = authority.folder / "issued" / f"operator-olga-{made.certificate.fingerprint[:16]}.pem"
-    assert copy.read_bytes() == made.certificate_pem
+    copy = authority.folder / "issued" / f"site-a-{bundle.certificate.fingerprint[:16]}.pem"
+    assert copy.read_bytes() == bundle.certificate_pem
 
 
 def test_a_name_with_a_valid_certificate_gets_another_as_a_renewal_only(tmp_path: Path) -> None:
@@ -193,26 +189,22 @@ def test_a_host_that_is_none_is_refused_before_a_key_is_made(host: str, tmp_path
     assert not (tmp_path / "s").exists()
 
 
-def test_hosts_are_taken_once_and_in_lower_case(authority: Authority, tmp_path: Path) -> None:
+def test_hosts_are_taken_once_and_a_ca_is_made_once(authority: Authority, tmp_path: Path) -> None:
     asked = lifecycle.request(tmp_path, Party.SERVER, "main", ["FL.example.org", "fl.example.org", "2001:DB8:0::7"])
     assert read_request(asked, "request").hosts == ("fl.example.org", "2001:db8::7")
+    with pytest.raises(ConfigError, match="has a CA already"):
+        make_authority(authority.folder)
 
 
-def test_a_request_can_be_made_again_with_the_same_key(tmp_path: Path) -> None:
+def test_a_key_is_asked_for_again_and_with_a_certificate_renewed_not_replaced(
+    tmp_path: Path, authority: Authority
+) -> None:
     first, second = (read_request(lifecycle.request(tmp_path, Party.SITE, "a"), "request") for _ in range(2))
     assert first.fingerprint == second.fingerprint
-
-
-def test_a_key_with_a_certificate_is_renewed_not_replaced(authority: Authority, tmp_path: Path) -> None:
     key = (joined(tmp_path, authority) / "key.pem").read_bytes()
     with pytest.raises(ConfigError, match="has a certificate already; `protofed certs renew --identity"):
         lifecycle.request(tmp_path, Party.SITE, "a")
     assert (tmp_path / "key.pem").read_bytes() == key
-
-
-def test_a_ca_is_not_made_over_another(authority: Authority) -> None:
-    with pytest.raises(ConfigError, match="has a CA already"):
-        make_authority(authority.folder)
 
 
 def test_a_ca_with_a_passphrase_needs_it(tmp_path: Path) -> None:

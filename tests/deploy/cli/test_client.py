@@ -83,16 +83,6 @@ def test_a_run_that_the_policy_refuses_is_not_approved(
     assert approvals.status(recipe.name, recipe.wire()) is ApprovalStatus.WAITING
 
 
-def test_a_run_is_denied_and_approved_again(run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path) -> None:
-    assert run("approve", recipe.name, "--state", tmp_path, "--yes")[0] == 0
-    assert run("deny", recipe.name, "--state", tmp_path)[0] == 0
-    (row,) = json.loads(run("runs", "--state", tmp_path, "--json")[1])
-    assert row["approval"] == "denied"
-    assert run("approve", recipe.name, "--state", tmp_path, "--yes")[0] == 0
-    assert approvals.status(recipe.name, recipe.wire()) is ApprovalStatus.APPROVED
-    assert run("deny", "no-such-run", "--state", tmp_path)[0] == 78
-
-
 def test_runs_are_listed_with_how_they_stand(run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path) -> None:
     def status() -> str:
         (row,) = json.loads(run("runs", "--state", tmp_path, "--json")[1])
@@ -133,14 +123,6 @@ def test_a_run_that_was_not_offered_is_no_run(name: str, run: Run, approvals: Ap
     assert len(list((tmp_path / FOLDER).iterdir())) == 1
 
 
-@pytest.mark.parametrize("arguments", [("runs",), ("approve", "small-fednh", "--yes")])
-def test_a_folder_that_is_not_there_is_not_made(arguments: tuple[str, ...], run: Run, tmp_path: Path) -> None:
-    code, _, err = run(*arguments, "--state", tmp_path / "elsewhere")
-    assert code == 78
-    assert "expected the --state of the site's daemon" in err
-    assert not (tmp_path / "elsewhere").exists()
-
-
 def test_what_a_run_asks_is_shown_beside_the_limits_and_a_broken_one_is_named(
     run: Run, tmp_path: Path, recipe: Recipe
 ) -> None:
@@ -158,15 +140,12 @@ def test_what_a_run_asks_is_shown_beside_the_limits_and_a_broken_one_is_named(
     assert row["asked"].keys() >= {"method", "model", "input", "plan", "optimizer", "learning rate", "rounds", "cohort"}
 
 
-def test_a_cohort_that_shrinks_is_offered_anew(run: Run, approvals: Approvals, recipe: Recipe) -> None:
+def test_a_cohort_that_shrinks_or_was_not_announced_is_offered_anew(
+    run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path
+) -> None:
     assert approvals.offer(recipe.name).min_cohort == 3
     approvals.record_offer(Assignment(recipe.name, recipe.wire(), min_cohort=1))
     assert approvals.offer(recipe.name).min_cohort == 1
-
-
-def test_an_offer_of_the_version_before_announces_no_cohort(
-    approvals: Approvals, recipe: Recipe, tmp_path: Path
-) -> None:
     (file,) = (tmp_path / FOLDER).glob("*.seen.json")
     table = json.loads(file.read_text())
     del table["min_cohort"]

@@ -43,7 +43,7 @@ def spending(tmp_path: Path) -> DpLedger:
 
 
 @pytest.mark.usefixtures("spending")
-def test_spends_are_listed_by_run_and_added(run: Run, tmp_path: Path) -> None:
+def test_spends_are_added_by_run_beside_the_policys_budget(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("--state", tmp_path, "--json")
     found = json.loads(out)
     assert code == 0
@@ -52,18 +52,18 @@ def test_spends_are_listed_by_run_and_added(run: Run, tmp_path: Path) -> None:
     assert (found["epsilon"], found["delta"]) == (epsilon(ROUND * 3, 1e-5), 1e-5)
     assert (found["budget"], found["torn"]) == (None, 0)
     assert "digits" in run("--state", tmp_path)[1]
-
-
-@pytest.mark.usefixtures("spending")
-def test_the_policys_budget_stands_beside_it(run: Run, tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text(POLICY)
     found = json.loads(run("--state", tmp_path, "--policy", tmp_path / "policy.toml", "--json")[1])
     assert (found["budget"], found["unit"], found["delta"]) == (8.0, "patient", 1e-6)
     assert found["epsilon"] == epsilon(ROUND * 3, 1e-6)
 
 
-def test_a_site_that_has_spent_nothing_says_so(run: Run, tmp_path: Path) -> None:
+def test_nothing_spent_is_zero_and_beyond_all_use_no_number(run: Run, tmp_path: Path) -> None:
     assert (run("--state", tmp_path)[0], json.loads(run("--state", tmp_path, "--json")[1])["epsilon"]) == (0, 0.0)
+    task = Task(TaskKind.FIT, "digits", 1, "a", Digest("a" * 64), 1, 60.0)
+    DpLedger(tmp_path / FILE).spend(task, "noise", [NoisySums(1.0, 1e-4, 1)])
+    assert json.loads(run("--state", tmp_path, "--json")[1])["epsilon"] is None
+    assert run("--state", tmp_path)[0] == 0
 
 
 @pytest.mark.usefixtures("spending")
@@ -72,13 +72,6 @@ def test_half_a_line_is_counted_and_told(run: Run, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + b'{"hash":"')
     found = json.loads(run("--state", tmp_path, "--json")[1])
     assert (found["torn"], found["epsilon"]) == (1, epsilon(ROUND * 4, 1e-5))
-
-
-def test_an_epsilon_beyond_all_use_is_no_number_in_json(run: Run, tmp_path: Path) -> None:
-    task = Task(TaskKind.FIT, "digits", 1, "a", Digest("a" * 64), 1, 60.0)
-    DpLedger(tmp_path / FILE).spend(task, "noise", [NoisySums(1.0, 1e-4, 1)])
-    assert json.loads(run("--state", tmp_path, "--json")[1])["epsilon"] is None
-    assert run("--state", tmp_path)[0] == 0
 
 
 def test_a_damaged_ledger_and_a_wrong_folder_are_errors(run: Run, tmp_path: Path) -> None:

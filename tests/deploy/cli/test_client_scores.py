@@ -43,7 +43,7 @@ def kept(tmp_path: Path) -> OwnScores:
     return made
 
 
-def test_a_table_by_round(run: Run, kept: OwnScores, tmp_path: Path) -> None:
+def test_scores_are_a_table_by_round_or_json_and_all_have_stayed(run: Run, kept: OwnScores, tmp_path: Path) -> None:
     code, out, _ = run("--state", tmp_path)
     assert code == 0
     rows = [line.strip("│").replace("│", " ").split() for line in out.splitlines() if line.startswith("│")]
@@ -51,15 +51,13 @@ def test_a_table_by_round(run: Run, kept: OwnScores, tmp_path: Path) -> None:
     assert "digits" in out
     assert "recall" not in out
     assert kept.runs() == ["digits"]
-
-
-def test_json_has_the_scores_of_single_classes_too(run: Run, kept: OwnScores, tmp_path: Path) -> None:
     code, out, _ = run("digits", "--state", tmp_path, "--json")
     printed = json.loads(out)
     assert (code, printed["run"]) == (0, "digits")
     assert [scored["round"] for scored in printed["rounds"]] == [1, 2, 3]
     assert printed["rounds"][1]["scores"] == kept.rounds("digits")[1].scores
     assert printed["rounds"][1]["scores"]["personal.recall.3"] == 0.125
+    assert "stayed at this site: all of them" in run("--state", tmp_path)[1]
 
 
 def test_what_left_is_read_from_the_audit_log_and_the_rest_has_stayed(
@@ -101,10 +99,6 @@ def test_what_left_in_a_secure_aggregation_has_not_stayed(run: Run, kept: OwnSco
     assert [scored["left_in_sums"] for scored in rounds] == [["personal.recall.3"], ["loss"], []]
 
 
-def test_without_a_message_all_have_stayed(run: Run, kept: OwnScores, tmp_path: Path) -> None:
-    assert "stayed at this site: all of them" in run("--state", tmp_path)[1]
-
-
 def test_none_is_said_to_have_stayed_of_more_scores_than_the_log_lists(
     run: Run, kept: OwnScores, tmp_path: Path
 ) -> None:
@@ -119,7 +113,7 @@ def test_none_is_said_to_have_stayed_of_more_scores_than_the_log_lists(
     assert [scored["left"] for scored in rounds] == [None, [], []]
 
 
-def test_every_score_of_the_closed_list_has_a_meaning(kept: OwnScores, run: Run, tmp_path: Path) -> None:
+def test_every_score_has_a_meaning_and_what_is_wrong_is_named(kept: OwnScores, run: Run, tmp_path: Path) -> None:
     own = [name for name, family in FAMILIES.items() if family.role is Role.TRAINER]
     assert len(own) > 20
     unknown = meaning("train.something")
@@ -127,6 +121,14 @@ def test_every_score_of_the_closed_list_has_a_meaning(kept: OwnScores, run: Run,
     assert len({meaning(name) for name in own}) == len(own)
     meanings = json.loads(run("--state", tmp_path, "--json")[1])["meanings"]
     assert meanings == {name: meaning(name) for name in ("loss", "personal.pm_l", "personal.recall")}
+    code, _, err = run("--state", tmp_path / "none")
+    assert (code, "--state" in err) == (ConfigError.exit_code, True)
+    code, _, err = run("digit", "--state", tmp_path)
+    assert (code, "did you mean 'digits'?" in err) == (ConfigError.exit_code, True)
+    kept.record("other", 1, {"loss": 0.5})
+    (tmp_path / FOLDER / "digits.jsonl").write_text("{}")
+    code, _, err = run("digits", "--state", tmp_path)
+    assert (code != 0, "digits.jsonl" in err) == (True, True)
 
 
 @pytest.mark.parametrize("width", [30, 80, 200])
@@ -144,14 +146,3 @@ def test_a_site_without_scores_says_so(run: Run, tmp_path: Path) -> None:
     assert (code, out.startswith("none yet")) == (0, True)
     assert json.loads(run("--state", tmp_path, "--json")[1]) == {"run": None, "rounds": [], "meanings": {}}
     assert run("digits", "--state", tmp_path)[0] == ConfigError.exit_code
-
-
-def test_what_is_wrong_is_named(run: Run, kept: OwnScores, tmp_path: Path) -> None:
-    code, _, err = run("--state", tmp_path / "none")
-    assert (code, "--state" in err) == (ConfigError.exit_code, True)
-    code, _, err = run("digit", "--state", tmp_path)
-    assert (code, "did you mean 'digits'?" in err) == (ConfigError.exit_code, True)
-    kept.record("other", 1, {"loss": 0.5})
-    (tmp_path / FOLDER / "digits.jsonl").write_text("{}")
-    code, _, err = run("digits", "--state", tmp_path)
-    assert (code != 0, "digits.jsonl" in err) == (True, True)

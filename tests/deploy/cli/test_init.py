@@ -67,11 +67,16 @@ def test_settings_of_each_layout_can_be_read(source: str, shown: bool, protofed:
     assert (settings.proxy is not None) == shown
 
 
-def test_each_key_has_a_comment(protofed: Cli, tmp_path: Path) -> None:
+def test_each_key_has_a_comment_and_files_are_the_owners_alone(protofed: Cli, tmp_path: Path) -> None:
     for source in layouts():
         protofed(*SITE, "--data", "cifar10" if source == "set" else source, "--into", source)
         lines = (tmp_path / source / "site.toml").read_text().splitlines()
         assert [line for line in lines if re.match(r"(# )?\w+ = ", line) and not line.partition(" # ")[2]] == []
+    protofed(*SITE, "--data", "folder")
+    protofed("server", "init", "--into", "srv")
+    assert {mode(tmp_path / name) for name in ("site.toml", "policy.toml", "srv/server.toml")} == {0o600}
+    folders = ("identity", "state", "srv/identity", "srv/identity/operators", "srv/state")
+    assert {mode(tmp_path / name) for name in folders} == {0o700}
 
 
 def test_what_is_given_is_what_is_written(protofed: Cli, tmp_path: Path) -> None:
@@ -85,14 +90,6 @@ def test_what_is_given_is_what_is_written(protofed: Cli, tmp_path: Path) -> None
     assert settings.data.local_test_fraction is None  # an evaluator has no model of its own to score
     assert (tmp_path / "policy.toml").read_bytes() == (shipped.folder("policies") / "open.toml").read_bytes()
     Policy.read(tmp_path / "policy.toml")
-
-
-def test_files_and_folders_are_the_owners_alone(protofed: Cli, tmp_path: Path) -> None:
-    protofed(*SITE, "--data", "folder")
-    protofed("server", "init", "--into", "srv")
-    assert {mode(tmp_path / name) for name in ("site.toml", "policy.toml", "srv/server.toml")} == {0o600}
-    folders = ("identity", "state", "srv/identity", "srv/identity/operators", "srv/state")
-    assert {mode(tmp_path / name) for name in folders} == {0o700}
 
 
 @pytest.mark.parametrize("taken", ["site.toml", "policy.toml"])

@@ -100,8 +100,9 @@ def test_a_simulation_refuses_what_cannot_be_simulated(
     expect(protofed("simulate", altered(tmp_path, change)), code, phrase)
 
 
-def test_recipes_that_come_along_are_known_by_name(protofed: Cli) -> None:
+def test_a_recipe_is_known_by_name_or_file(protofed: Cli, tmp_path: Path) -> None:
     expect(protofed("simulate", "digits-fedhn"), 78, "did you mean 'digits-fednh'?")
+    expect(protofed(*SERVER, "--recipe", tmp_path / "no.toml", "--state", tmp_path), 78, "no.toml", "No such file")
 
 
 @pytest.mark.parametrize("kind", ["policies", "recipes"])
@@ -131,10 +132,6 @@ def test_a_policy_can_be_named_wherever_its_file_can(protofed: Cli, tmp_path: Pa
     expect(protofed(*CLIENT, *site, "--state", tmp_path / "s"), 78, "did you mean 'standard'?")
 
 
-def test_a_missing_recipe_file_is_named(protofed: Cli, tmp_path: Path) -> None:
-    expect(protofed(*SERVER, "--recipe", tmp_path / "no.toml", "--state", tmp_path), 78, "no.toml", "No such file")
-
-
 def test_a_server_without_recipe_serves_and_has_nothing_left_to_do(protofed: Cli, tmp_path: Path) -> None:
     code, told, err = protofed(*SERVER, "--state", tmp_path, "--listen", "127.0.0.1:0", "--until-finished")
     assert code == 0, err
@@ -146,6 +143,7 @@ def test_plain_text_never_leaves_the_machine(listen: str, protofed: Cli, tmp_pat
     expect(protofed(*SERVER, "--recipe", RECIPE, "--state", tmp_path / "s", "--listen", listen), 78, "loopback")
     arguments = [*SITE_A, "--state", tmp_path / "c", "--server", listen]
     expect(protofed(*CLIENT, *arguments), 78, "loopback")
+    expect(protofed("runs", "list", "--server", listen, "--plaintext"), 78, "loopback")
 
 
 @pytest.mark.parametrize("more", [[], ["--plaintext", "--identity", "somewhere"]])
@@ -156,64 +154,45 @@ def test_nothing_is_plain_text_unless_it_is_asked_for(more: list[str], protofed:
     expect(protofed("runs", "list", *more), 78, *said)
 
 
-def test_a_taken_port_is_said_to_be_taken(protofed: Cli, tmp_path: Path) -> None:
+def test_a_taken_port_and_a_taken_folder_are_said_to_be(protofed: Cli, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         listen = f"127.0.0.1:{other.getsockname()[1]}"
         expect(protofed(*SERVER, "--recipe", RECIPE, "--state", tmp_path / "s", "--listen", listen), 69, "taken")
-
-
-def test_a_state_folder_serves_one_server(protofed: Cli, tmp_path: Path) -> None:
     lock = Lock(tmp_path)
     expect(protofed(*SERVER, "--recipe", RECIPE, "--state", tmp_path, "--listen", "127.0.0.1:0"), 74, "in use")
     lock.release()
 
 
-def test_a_site_without_policy_does_not_take_part(protofed: Cli, tmp_path: Path) -> None:
+def test_a_site_does_not_start_without_policy_data_server_or_settings(
+    protofed: Cli, tmp_path: Path, unused_port: int
+) -> None:
     arguments = ["--settings", SITE, "--site", "a", "--policy", tmp_path / "none.toml", "--state", tmp_path / "c"]
     expect(protofed(*CLIENT, *arguments), 77, "none.toml", "policies show standard")
-
-
-def test_missing_data_are_noticed_before_dialling(protofed: Cli, tmp_path: Path) -> None:
     settings = tmp_path / "site.toml"
     settings.write_text(f'[data]\nsource = "cifar10"\nroot = "{tmp_path / "nowhere"}"\n', encoding="utf-8")
     arguments = ["--settings", settings, "--site", "a", "--policy", POLICY, "--state", tmp_path / "c"]
     expect(protofed(*CLIENT, *arguments), 65, "no data at <data>; mount or copy them there")  # its log hides where
-
-
-def test_an_absent_server_is_named_when_told_to_give_up(protofed: Cli, tmp_path: Path, unused_port: int) -> None:
     server = f"127.0.0.1:{unused_port}"
     arguments = [*SITE_A, "--state", tmp_path / "c", "--server", server]
     expect(protofed(*CLIENT, *arguments, "--give-up-after", 0.5), 69, server, "start the server")
-
-
-def test_bad_site_settings_are_named(protofed: Cli, tmp_path: Path) -> None:
     expect(protofed(*CLIENT, "--settings", SITE, "--site", "A b", "--policy", POLICY, "--state", tmp_path), 78, "site")
     expect(protofed(*CLIENT, "--site", "a", "--policy", POLICY, "--state", tmp_path), 78, "'data' is missing")
 
 
-def test_internal_errors_show_no_traceback_without_debug(protofed: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_program_are_one_line_or_quiet(protofed: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted = RuntimeError("Error calling __set_name__")
+    interrupted.__cause__ = KeyboardInterrupt()
+    errors = iter((RuntimeError("unforeseen"), ModuleNotFoundError(name="torch"), interrupted, RuntimeError("again")))
+
     def broken(*_: object) -> None:
-        raise RuntimeError("unforeseen")
+        raise next(errors)
 
     monkeypatch.setattr(shipped, "recipe", broken)
     expect(protofed("simulate", "digits-fednh"), 70, "unforeseen", "--debug")
-    with pytest.raises(RuntimeError, match="unforeseen"):
-        main.main(["--debug", "simulate", "digits-fednh"])
-
-
-def test_a_server_install_says_what_a_site_needs(protofed: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(*_: object) -> None:
-        raise ModuleNotFoundError("No module named 'torch'", name="torch")
-
-    monkeypatch.setattr(shipped, "recipe", absent)
     expect(protofed("simulate", "digits-fednh"), 78, "torch is not installed", "[client]'")
-
-
-def test_a_simulation_prints_its_scores_as_json(protofed: Cli, tmp_path: Path) -> None:
-    code, out, _ = protofed("simulate", altered(tmp_path, ("^rounds = 20", "rounds = 2")), "--json")
-    assert code == 0
-    assert '"global.accuracy"' in out
-    assert '"phase": "completed"' in out
+    assert protofed("simulate", "digits-fednh")[::2] == (130, "")
+    with pytest.raises(RuntimeError, match="again"):
+        main.main(["--debug", "simulate", "digits-fednh"])
 
 
 def test_a_simulation_that_stops_early_says_after_which_round(protofed: Cli, tmp_path: Path) -> None:
@@ -226,6 +205,7 @@ def test_a_simulation_that_stops_early_says_after_which_round(protofed: Cli, tmp
     assert (run["round"], run["phase"], run["failed"]) == (2, reason, False)
     assert reason in err
     assert "best: round " in err
+    assert '"global.accuracy"' in out
 
 
 def test_a_simulation_says_at_its_end_that_its_model_is_of_no_use(protofed: Cli, tmp_path: Path) -> None:
@@ -234,22 +214,9 @@ def test_a_simulation_says_at_its_end_that_its_model_is_of_no_use(protofed: Cli,
     assert code == 0
     (run,) = json.loads(out)
     (warning,) = run["warnings"]
+    assert run["phase"] == "completed"
     assert warning["code"] in ("one-class", "chance")
     assert f"{warning['code']}: {warning['text']}" in " ".join(err.split())  # its own line: the log has the text, too
-
-
-COMMANDS = [
-    *[(), ("server",), ("client",), ("simulate",), ("demo",), ("figures",), ("tracking",), ("server", "start")],
-    *(("client", name) for name in ("start", "check", "preview", "runs", "approve", "doctor", "health", "scores")),
-    *(("client", name) for name in ("withdraw", "deny", "pause", "resume")),
-]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(command: tuple[str, ...], protofed: Cli) -> None:
-    code, out, _ = protofed(*command, "--help")
-    assert code == 0
-    assert "Usage: protofed" in re.sub(r"\x1b\[[0-9;]*m", "", out) or "Usage" in out
 
 
 def every_command(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -259,26 +226,26 @@ def every_command(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
         yield path, command
 
 
+GROUPS = [(name,) for name in ("server", "client", "runs", "sites", "certs", "audit", "tracking")] + [("runs", "show")]
+
+
 @pytest.mark.parametrize("help_option", ["-h", "--help"])
 def test_help_has_two_names_at_every_depth(help_option: str, protofed: Cli) -> None:
-    assert [protofed(*words, help_option)[0] for words in ((), ("client",), ("runs", "show"))] == [0, 0, 0]
+    assert [protofed(*words, help_option)[0] for words in ((), *GROUPS)] == [0] * 9
 
 
 @pytest.mark.parametrize(
     ("path", "command"), list(every_command(get_command(main.app))), ids=lambda value: str(value)[:40]
 )
-def test_every_command_has_an_example_that_it_understands(path: tuple[str, ...], command: Any) -> None:
+def test_every_command_has_help_with_an_example_that_it_understands(
+    path: tuple[str, ...], command: Any, protofed: Cli
+) -> None:
+    assert "Usage" in protofed(*path, "--help")[1]
     examples = re.findall(r"`protofed (.*?)`", command.help.partition("Example")[2].replace("\n", " "))
     own = [words for words in map(shlex.split, examples) if tuple(words[: len(path)]) == path]
     assert own, f"protofed {' '.join(path)} --help has no example"
     for words in own:
         command.make_context(path[-1], words[len(path) :], resilient_parsing=False)
-
-
-def test_no_help_loses_its_brackets() -> None:
-    for path, command in every_command(get_command(main.app)):
-        texts = [command.help, *(getattr(parameter, "help", None) or "" for parameter in command.params)]
-        assert not [text for text in texts if re.search(r"(?<!\\)\[[a-z/]", text)], path  # rich takes it for markup
 
 
 def test_a_terminal_without_utf_8_gets_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,14 +272,6 @@ def test_ctrl_c_while_the_command_line_is_imported_ends_quietly() -> None:
     assert (done.returncode, done.stderr) == (130, "")
 
 
-def test_ctrl_c_while_a_class_is_made_ends_quietly(protofed: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
-
-    monkeypatch.setattr(shipped, "recipe", interrupted)
-    assert protofed("simulate", "digits-fednh")[::2] == (130, "")
-
-
 def test_an_interrupted_simulation_with_a_state_says_how_it_goes_on(
     protofed: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -337,18 +296,18 @@ def test_the_shell_offers_recipes_by_name_and_by_path(tmp_path: Path, monkeypatc
     assert completion.recipes("x" * 300 + "/") == [], "a folder that cannot be asked for"
 
 
-def test_the_version_is_told(protofed: Cli) -> None:
+def test_version_exit_codes_and_brackets_are_in_the_help(protofed: Cli) -> None:
     code, out, _ = protofed("--version")
     assert code == 0
     assert re.search(r"protofed \d+\.\d+\.\d+", out)
-
-
-def test_the_documented_exit_codes_are_those_of_the_errors() -> None:
     from protofed.common import errors
 
     codes = {e.exit_code for e in vars(errors).values() if isinstance(e, type) and hasattr(e, "exit_code")}
     documented = {int(number) for number in re.findall(r"(\d+) [a-z]", main.app.info.epilog or "")}
     assert codes <= documented
+    for path, command in every_command(get_command(main.app)):
+        texts = [command.help, *(getattr(parameter, "help", None) or "" for parameter in command.params)]
+        assert not [text for text in texts if re.search(r"(?<!\\)\[[a-z/]", text)], path  # rich takes it for markup
 
 
 TRIED = {
@@ -365,20 +324,19 @@ def test_a_command_that_never_was_is_refused_by_the_right_name(tried: str, meant
     assert meant in err
 
 
-def test_an_old_command_does_its_work_under_its_new_name(protofed: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    renamed = partial(rename_command, commands={"shipped list": Renamed("recipes list", "9.0.0")})
-    monkeypatch.setattr(main, "rename_command", renamed)
-    code, out, err = protofed("shipped", "list")
-    assert (code, "digits-fednh" in out) == (0, True)
-    assert "`protofed shipped list` is now called `protofed recipes list`; version 9.0.0 takes" in out + err
-
-
-def test_the_help_has_the_hospital_first_and_every_command_once(protofed: Cli) -> None:
+def test_the_help_has_every_command_once_and_an_old_one_does_its_work(
+    protofed: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, out, _ = protofed("--help")
     places = [out.index(f"{panel} \u2500") for panel in (main.HOSPITAL, main.COORDINATOR, main.RESEARCHER)]
     assert places == sorted(places)
     listed = re.findall(r"^\W*([a-z]+) {2,}", out, re.MULTILINE)
     assert [name for name in listed if name in main.COMMANDS] == list(main.COMMANDS)
+    renamed = partial(rename_command, commands={"shipped list": Renamed("recipes list", "9.0.0")})
+    monkeypatch.setattr(main, "rename_command", renamed)
+    code, out, err = protofed("shipped", "list")
+    assert (code, "digits-fednh" in out) == (0, True)
+    assert "`protofed shipped list` is now called `protofed recipes list`; version 9.0.0 takes" in out + err
 
 
 @pytest.mark.parametrize("words", [("runs", "--help"), ("runs", "show", "--help"), ("report", "--help")], ids=" ".join)

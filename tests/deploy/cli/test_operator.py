@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +22,7 @@ from tests.support.tls_server import TlsServer, tls_server
 
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError, ProtocolError, StateError, UnavailableError
+from protofed.common.errors import ConfigError
 from protofed.common.payload import Part
 from protofed.common.pki.identity import Party
 from protofed.common.protocol.messages import Role, TaskKind
@@ -32,10 +30,6 @@ from protofed.deploy import shipped
 from protofed.deploy.cli import completion, main
 from protofed.deploy.cli import operator as cli_operator
 from protofed.deploy.operator import tables
-from protofed.deploy.operator.connection import Operator, plain
-from protofed.deploy.operator.snapshot_builder import best_snapshot
-from protofed.deploy.run_view import best_sentence, kept_best
-from protofed.protos.v1 import operator_pb2 as pb
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.storage.rows import RoundRow, TaskRow
 
@@ -103,9 +97,6 @@ def troubled(
     close_channels(daemons)
 
 
-# Runs
-
-
 @pytest.mark.usefixtures("server")
 def test_a_run_is_started_by_its_file_or_name_and_listed(protofed: Terminal) -> None:
     assert protofed.says("runs", "start", RECIPE) == f"{FEDNH}: queued\n"
@@ -147,25 +138,6 @@ def test_what_cannot_be_taken_back_is_asked_first(
     assert protofed.json("runs", "list")[0]["status"] == "aborted"
 
 
-def test_no_date_is_cut_however_narrow_the_terminal_is() -> None:
-    info = pb.SiteInfo(site="a-site-with-a-long-name", roles=["trainer"], status="working", activity_text="training")
-    info.certificate_until = 4_000_000_000.0
-    page = io.StringIO()
-    Console(file=page, width=30, soft_wrap=True).print(tables.sites_table([info]))
-    assert "2096-10-02" in page.getvalue()
-    assert "certificate until" in page.getvalue()
-
-
-@pytest.mark.usefixtures("server")
-def test_the_shell_offers_the_runs_of_the_server(unused_port: int) -> None:
-    context = typer.Context(typer.main.get_command(main.app))
-    context.params = {"server": os.environ["PROTOFED_OPERATOR_SERVER"], "plaintext": True}
-    assert completion.runs(context, "") == [RUN]
-    assert completion.runs(context, "other") == []
-    context.params["server"] = f"127.0.0.1:{unused_port}"
-    assert completion.runs(context, "") == completion.sites(context, "") == []
-
-
 @pytest.mark.usefixtures("server")
 def test_orders_are_told_as_json(protofed: Terminal) -> None:
     assert protofed.json("runs", "pause", RUN)["status"] == "paused"
@@ -174,24 +146,14 @@ def test_orders_are_told_as_json(protofed: Terminal) -> None:
 
 
 @pytest.mark.usefixtures("troubled")
-def test_a_run_goes_back_and_says_so(protofed: Terminal) -> None:
-    assert protofed.says("runs", "rollback", RUN, 0, "--yes") == f"{RUN}: continues after round 0 (running)\n"
-    assert protofed.json("runs", "rollback", RUN, 0, "--yes")["rolled_back"] >= 2
-    out = protofed.says("runs", "show", RUN)
-    assert "rolled-back" in out
-    assert "attempts rolled back" in " ".join(out.split())
-    assert "expected one of 0" in protofed.refuses(78, "runs", "rollback", RUN, 9, "--yes")
-
-
-@pytest.mark.usefixtures("troubled")
-def test_what_went_wrong_is_shown_and_what_did_not_is_not(protofed: Terminal) -> None:
+def test_what_went_wrong_is_shown_and_the_run_goes_back(protofed: Terminal) -> None:
     out = protofed.says("runs", "show", RUN)
     said = " ".join(out.split())
     for phrase in (
         f"{RUN} · fedavg · running · round 2 of 3 · 0 of 6 sites reported",
         "DEGRADED: 1 round used fewer sites than wanted",
         "1 1 degraded",
-        "1 failed, 1 late, 3 reported, 1 rejected",
+        "1 failed, 1 late, 1 rejected, 3",
         "1 1 site-1 fit reported refused as not-finite: body/w has values that are not finite",
         "1 1 site-5 fit failed out-of-memory",
         "1 1 site-6 fit late training, epoch 1/3, last progress",
@@ -201,14 +163,16 @@ def test_what_went_wrong_is_shown_and_what_did_not_is_not(protofed: Terminal) ->
     assert "site-2" not in out[out.index("what failed") :]  # above it is whose updates the open round waits for
     everything = protofed.says("runs", "show", RUN, "--all")
     assert all(site in everything for site in SITES)
-
-
-@pytest.mark.usefixtures("troubled")
-def test_a_run_is_shown_as_json(protofed: Terminal) -> None:
     detail = protofed.json("runs", "show", RUN)
     assert detail["info"]["degraded"] == 1
     tasks = {task["site"]: task["task_status"] for task in detail["rounds"][1]["sites"]}
     assert [tasks[site] for site in SITES] == ["reported", "reported", "reported", "rejected", "failed", "late"]
+    assert protofed.says("runs", "rollback", RUN, 0, "--yes") == f"{RUN}: continues after round 0 (running)\n"
+    assert protofed.json("runs", "rollback", RUN, 0, "--yes")["rolled_back"] >= 2
+    out = protofed.says("runs", "show", RUN)
+    assert "rolled-back" in out
+    assert "attempts rolled back" in " ".join(out.split())
+    assert "expected one of 0" in protofed.refuses(78, "runs", "rollback", RUN, 9, "--yes")
 
 
 def test_states_are_verified_and_one_that_differs_is_an_error(
@@ -229,9 +193,6 @@ def test_states_are_verified_and_one_that_differs_is_an_error(
     assert (code, "damaged" in out, "has changed on disk" in " ".join(out.split())) == (1, True, True)
     blob.unlink()
     assert "not-kept" in protofed.says("runs", "verify", RUN)
-
-
-# Sites
 
 
 @pytest.mark.usefixtures("troubled")
@@ -259,12 +220,20 @@ def test_sites_are_listed_kept_out_and_let_in_again(protofed: Terminal) -> None:
 
 
 @pytest.mark.usefixtures("server")
-def test_a_server_of_nothing_says_what_to_do(protofed: Terminal) -> None:
+def test_a_server_of_nothing_says_what_to_do_and_the_shell_offers_its_runs(
+    protofed: Terminal, unused_port: int
+) -> None:
     assert protofed.says("sites", "list") == "No site has enrolled yet.\n"
     console = Console(width=80)
     with console.capture() as shown:
         console.print(tables.runs_table([]))
     assert shown.get() == "No runs yet. Start one with: protofed runs start RECIPE\n"
+    context = typer.Context(typer.main.get_command(main.app))
+    context.params = {"server": os.environ["PROTOFED_OPERATOR_SERVER"], "plaintext": True}
+    assert completion.runs(context, "") == [RUN]
+    assert completion.runs(context, "other") == []
+    context.params["server"] = f"127.0.0.1:{unused_port}"
+    assert completion.runs(context, "") == completion.sites(context, "") == []
 
 
 # Refusals
@@ -294,21 +263,6 @@ def test_where_no_server_is_every_command_says_so(
     assert f"no answer from the server at 127.0.0.1:{unused_port}; nothing listens at the server" in said
 
 
-def test_a_name_that_does_not_resolve_is_not_taken_for_a_server_that_is_down(
-    unused_port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unresolved(*_: object) -> None:
-        raise socket.gaierror("Name or service not known")
-
-    monkeypatch.setattr(socket, "create_connection", unresolved)
-    address = f"localhost:{unused_port}"
-    with (
-        Operator(address, plaintext=True) as operator,
-        pytest.raises(UnavailableError, match=r"'localhost' .* does not resolve"),
-    ):
-        operator.runs()
-
-
 @pytest.mark.usefixtures("server")
 def test_what_the_server_refuses_is_said_in_its_words(protofed: Terminal, tmp_path: Path) -> None:
     for command in ("show", "watch", "pause", "resume", "abort", "verify"):
@@ -322,21 +276,8 @@ def test_what_the_server_refuses_is_said_in_its_words(protofed: Terminal, tmp_pa
     assert "fedhn" in protofed.refuses(78, "runs", "start", tmp_path / "bad.toml")
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:7443", "example.org:7443", "7443"])
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_plain_text_is_for_this_machine_only_and_only_when_it_is_wanted(
-    protofed: Terminal, command: tuple[str, ...], address: str
-) -> None:
-    assert "loopback" in protofed.refuses(78, *command, "--server", address, "--plaintext")
-    assert "--identity" in protofed.refuses(78, *command)
-
-
-# Certificates
-
-
 @pytest.fixture
 def tls(live_server: Callable[..., Any], recipe_of: RecipeOf, tmp_path: Path) -> Iterator[TlsServer]:
-    """The same over TLS."""
     with tls_server(tmp_path / "identities", live_server, recipe_of("fedavg")) as made:
         yield made
 
@@ -410,7 +351,9 @@ def test_certificates_are_registered_listed_and_revoked(protofed: Terminal, tls:
             operator.register(pem)
 
 
-def test_sites_are_listed_with_the_end_of_their_certificates(protofed: Terminal, tls: TlsServer) -> None:
+def test_sites_are_listed_with_the_end_of_their_certificates_and_its_revocation(
+    protofed: Terminal, tls: TlsServer
+) -> None:
     tls.site("site-1")
     with tls.operator() as operator:
         (info,) = operator.sites()
@@ -418,10 +361,6 @@ def test_sites_are_listed_with_the_end_of_their_certificates(protofed: Terminal,
     assert info.certificate_until == row.not_after
     where = ("--server", tls.server.address, "--identity", tls.identity("boss", Party.OPERATOR))
     assert time.strftime("%Y-%m-%d", time.gmtime(row.not_after)) in protofed.says("sites", "list", *where)
-
-
-def test_a_site_whose_certificate_is_revoked_is_listed_so_and_counts_in_no_round(tls: TlsServer) -> None:
-    tls.site("site-1")
     current = tls.server.runs.current
     assert current is not None
     presence = current._context.presence
@@ -431,153 +370,6 @@ def test_a_site_whose_certificate_is_revoked_is_listed_so_and_counts_in_no_round
         (info,) = operator.sites()
         assert (info.status, info.activity_text, info.certificate_until) == ("revoked", "laptop lost", 0.0)
         assert presence.enrolled(Role.TRAINER) == frozenset()
-
-
-@pytest.mark.parametrize("command", [("runs",), ("sites",), *(command[:2] for command in COMMANDS)])
-def test_every_command_has_help(protofed: Terminal, command: tuple[str, ...]) -> None:
-    assert "Usage" in protofed.says(*command, "--help")
-
-
-# The wire
-
-
-def test_answers_become_errors_of_ours(server: Any, unused_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Operator(server.address, plaintext=True) as operator:
-        with pytest.raises(ConfigError, match="there is no run 'x'"):
-            operator.show("x")
-        with monkeypatch.context() as patched:
-            patched.setattr(server.ledger, "runs", lambda: 1 / 0)
-            with pytest.raises(ProtocolError, match=r"internal error, incident [0-9a-f]{8}$"):
-                operator.runs()
-        with pytest.raises(StateError, match="takes at most"):
-            operator.abort(RUN, "x" * (300 << 10))
-    with (
-        Operator(f"127.0.0.1:{unused_port}", plaintext=True) as operator,
-        pytest.raises(UnavailableError, match="start it"),
-    ):
-        operator.runs()
-
-
-def test_a_run_of_many_rounds_and_sites_can_be_shown(server: Any) -> None:
-    sites = 2_000
-    for attempt in range(1, 13):
-        tasks = [
-            TaskRow(f"{attempt}-{number}", RUN, 1, attempt, f"site-{number}", TaskKind.FIT, None, 0, "late", "x" * 300)
-            for number in range(sites)
-        ]
-        server.ledger.open_round(RoundRow(RUN, 1, attempt, 1, 1), tasks)
-    with Operator(server.address, plaintext=True) as operator:
-        detail, newest = operator.show(RUN), operator.show(RUN, newest=8)
-    assert detail.ByteSize() > 6 << 20  # more than one message may have
-    assert [(row.attempt, len(row.sites)) for row in detail.rounds] == [(attempt, sites) for attempt in range(1, 13)]
-    assert [row.attempt for row in newest.rounds] == [8, 9, 10, 11, 12]
-
-
-def test_a_message_is_told_with_all_its_fields() -> None:
-    tasks = [pb.SiteTask(site="ann", kind="fit", task_status="late", refusals=["a", "b"])]
-    assert plain(pb.RoundInfo(round=3, opened_at=1.5, sites=tasks)) == {
-        "round": 3,
-        "attempt": 0,
-        "outcome": "",
-        "reason": "",
-        "opened_at": 1.5,
-        "closed_at": 0.0,
-        "state": "",
-        "sites": [{"site": "ann", "kind": "fit", "task_status": "late", "reason": "", "refusals": ["a", "b"]}],
-    }
-
-
-# Tables
-
-
-def shown(width: int, *parts: Any) -> list[str]:
-    console = Console(width=width)
-    with console.capture() as captured:
-        for part in parts:
-            console.print(part)
-    return [line.rstrip() for line in captured.get().splitlines()]
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_words_and_numbers_are_never_cut(width: int) -> None:
-    run, reason = "a-rather-long-name-of-a-run-on-ham10000-with-seed-3", "words " * 40
-    info = pb.RunInfo(run=run, method="cwfedavg-private", status="completed", round=300, rounds=300, invited=100)
-    lines = shown(width, tables.runs_table([info]))
-    assert max(map(len, lines)) <= width
-    for word in ("cwfedavg-private", "completed", "300/300", "0/100"):
-        assert any(word in line.split() for line in lines), lines
-    assert "".join(line.split()[0] for line in lines[1:] if not line.startswith(" ")) == run
-    row = pb.RoundInfo(round=300, attempt=12, outcome="rolled-back", reason=reason, opened_at=1, closed_at=2)
-    row.sites.add(site="hospital-of-a-long-name", kind="initialise", task_status="rejected", reason=reason)
-    lines = shown(width, *tables.run_parts(pb.RunDetail(info=info, rounds=[row]), everything=True))
-    assert max(map(len, lines)) <= width
-    assert " ".join(lines).count("words") == 80
-    for word in ("rolled-back", "rejected", "initialise", "300", "12"):
-        assert any(word in line.split() for line in lines), lines
-
-
-def test_a_list_of_runs_has_the_reason_of_an_end_in_few_words() -> None:
-    why = "round 7 was abandoned 5 times: 3 of 3 sites cannot do the task (the last: policy; its log names the rule)"
-    info = pb.RunInfo(run="lesions", method="fednh", status="failed", reason=why, ended_at=1.0, round=7, rounds=40)
-    text = " ".join(shown(120, tables.runs_table([info])))
-    assert "round 7 was abandoned 5 times" in text
-    assert "its log" not in text
-    info.reason = "words " * 40
-    assert " ".join(shown(120, tables.runs_table([info]))).count("words") < 10
-    assert " ".join(shown(120, *tables.run_parts(pb.RunDetail(info=info), everything=False))).count("words") == 40
-
-
-def test_what_speaks_against_the_models_is_shown_above_the_rounds() -> None:
-    warnings = [pb.ModelWarning(code="one-class", round=2, text="It calls every image 'nv'.")]
-    detail = pb.RunDetail(rounds=[pb.RoundInfo(round=2)], attempts=1, model_warnings=warnings)
-    lines = shown(80, *tables.run_parts(detail, everything=False))
-    assert lines.index("one-class: It calls every image 'nv'.") < lines.index("rounds")
-    assert plain(detail)["model_warnings"] == [
-        {"code": "one-class", "round": 2, "site": "", "text": "It calls every image 'nv'."}
-    ]
-
-
-def test_of_many_rounds_the_newest_are_shown() -> None:
-    rounds = [pb.RoundInfo(round=number, outcome="published") for number in range(25)]
-    few = shown(80, *tables.run_parts(pb.RunDetail(rounds=rounds[-10:], attempts=25), everything=False))
-    assert sum("published" in line for line in few) == 10
-    assert "15 earlier attempts: --all" in few
-    whole = shown(80, *tables.run_parts(pb.RunDetail(rounds=rounds, attempts=25), everything=True))
-    assert sum("published" in line for line in whole) == 25
-    assert not any("earlier" in line for line in whole)
-
-
-def test_a_round_that_the_runs_end_left_open_is_called_unfinished() -> None:
-    detail = pb.RunDetail(info=pb.RunInfo(ended_at=1.0), rounds=[pb.RoundInfo(round=1, outcome="open")])
-    assert any("unfinished" in line for line in shown(80, *tables.run_parts(detail, everything=False)))
-
-
-def test_scores_of_single_classes_are_left_to_json() -> None:
-    scores = [pb.Score(name=name, mean=0.5, sites=3) for name in ("global.accuracy", "global.recall.7")]
-    lines = shown(80, *tables.run_parts(pb.RunDetail(scores=scores, scored_round=4), everything=False))
-    assert "scores after round 4" in lines
-    assert sum("global" in line for line in lines) == 1
-
-
-BEST = pb.BestRound(round=7, score="global.balanced_accuracy", value=0.8125, kept=7)
-
-
-def test_the_best_round_is_named_with_its_score_and_that_this_flatters_it() -> None:
-    (line,) = [
-        line for line in shown(120, *tables.run_parts(pb.RunDetail(best=BEST), everything=False)) if "best" in line
-    ]
-    assert line == "best: round 7, global.balanced_accuracy 0.8125 (chosen by this score: optimistic)"
-    assert not any("best" in line for line in shown(120, *tables.run_parts(pb.RunDetail(), everything=False)))
-
-
-@pytest.mark.parametrize(("kept", "end"), [(5, "the best that is kept is round 5"), (-1, "none is kept")])
-def test_a_best_round_whose_state_is_gone_is_told_so(kept: int, end: str) -> None:
-    best = best_snapshot(pb.RunDetail(best=pb.BestRound(round=7, score="x", value=0.5, kept=kept)))
-    assert best is not None
-    assert best_sentence(best).endswith(f"its state is no longer kept, {end}")
-    with pytest.raises(ConfigError, match="no longer kept") as error:
-        kept_best(RUN, best)
-    assert ("round 5" in str(error.value)) is (kept == 5)
 
 
 def scored(server: Any, *values: float) -> None:

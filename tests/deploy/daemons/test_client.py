@@ -301,9 +301,6 @@ def test_data_in_the_common_folder_are_found_at_the_start(tmp_path: Path, monkey
     client.check_root(settings)
 
 
-# A server that answers at once, every time
-
-
 class Answering:
     """An agent to which the server gives these answers, and then ends."""
 
@@ -346,15 +343,12 @@ def test_a_server_that_always_says_ask_again_now_is_asked_once_a_second(answer: 
     assert clock.now == len(agent.asked) - 1 - client.IDLE_STEPS
 
 
-def test_tasks_are_taken_as_fast_as_they_come(clock: Clock) -> None:
+def test_tasks_are_taken_as_they_come_and_pauses_kept_within_a_minute(clock: Clock) -> None:
     answers: list[Task | Wait | Finished] = [FIT, Wait(0.0)] * 100
     agent: Any = Answering(clock, *answers)
     client._take_part(agent, until_finished=True)
     assert clock.now == 0.0
-
-
-def test_the_servers_pauses_are_kept_within_a_minute(clock: Clock) -> None:
-    agent: Any = Answering(clock, Wait(7.0), Wait(1e6), FIT)
+    agent = Answering(clock, Wait(7.0), Wait(1e6), FIT)
     client._take_part(agent, until_finished=True)
     assert agent.asked == [0.0, 7.0, 67.0, 67.0]
 

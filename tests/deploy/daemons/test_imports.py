@@ -50,7 +50,6 @@ def test_a_site_trains_without_the_compiler(optimizer: str) -> None:
 
 
 def test_a_wrong_setting_is_reported_before_pytorch_and_grpc_are_imported(tmp_path: Path) -> None:
-    """They take seconds."""
     settings = shipped.folder("sites") / "digits.toml"
     arguments = [
         *("client", "start", f"--settings={settings}", "--site=site-1", "--partition-index=0"),  # no identity

@@ -43,19 +43,15 @@ def ended(*arguments: str) -> object:
     return end.value.code
 
 
-def test_a_daemon_that_can_work(daemon: Answering, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_daemon_can_work_or_says_what_it_lacks(
+    daemon: Answering, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with capture_logs(), daemon():
         assert ended("--state", str(tmp_path)) == 0
     assert capsys.readouterr().out == "ready\n"
-
-
-def test_what_a_daemon_lacks_is_one_line(daemon: Answering, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with capture_logs(), daemon("not enrolled", "the data cannot be read"):
         assert ended("--state", str(tmp_path)) == 1
     assert capsys.readouterr().out == "not enrolled; the data cannot be read\n"
-
-
-def test_a_program_reads_it_as_json(daemon: Answering, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with capture_logs(), daemon("not enrolled"):
         assert ended("--state", str(tmp_path), "--json") == 1
     assert json.loads(capsys.readouterr().out) == {"ready": False, "missing": ["not enrolled"], "paused": None}
@@ -81,11 +77,8 @@ def test_https_and_a_token_need_nothing_more(daemon: Answering, tmp_path: Path) 
         assert missing(tmp_path) == []
 
 
-def test_no_daemon(tmp_path: Path) -> None:
+def test_no_daemon_or_one_that_was_killed(tmp_path: Path) -> None:
     assert "no daemon with --metrics" in missing(tmp_path)[0]
-
-
-def test_a_daemon_that_was_killed(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     (tmp_path / METRICS_FILE).write_text(f"http://127.0.0.1:{port}")

@@ -25,7 +25,6 @@ Cli = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def identity(server: ServerProcess) -> Path:
-    """Of the receivers."""
     return server.authority.issue(server.folder / "receiver", Party.SERVER, "receiver")
 
 

@@ -51,7 +51,7 @@ def volumes(service: dict[str, Any]) -> dict[str, tuple[str, bool]]:
 
 
 @each
-def test_a_container_has_no_more_rights_than_it_needs(file: str, name: str) -> None:
+def test_a_container_has_limits_and_no_more_rights_than_it_needs(file: str, name: str) -> None:
     one = services(file)[name]
     uid, _ = one["user"].split(":")
     assert int(uid) > 0
@@ -62,11 +62,6 @@ def test_a_container_has_no_more_rights_than_it_needs(file: str, name: str) -> N
     assert not {"cap_add", "privileged", "devices", "pid", "ipc", "userns_mode", "container_name"} & one.keys()
     assert one.get("network_mode", "none") == "none"
     assert not any("docker.sock" in line for line in one.get("volumes", ()))
-
-
-@each
-def test_a_container_has_limits_and_a_log_that_ends(file: str, name: str) -> None:
-    one = services(file)[name]
     assert {"mem_limit", "cpus", "pids_limit"} <= one.keys()
     assert one["logging"] == {"driver": "json-file", "options": {"max-size": "10m", "max-file": "5"}}
 
@@ -99,14 +94,11 @@ def test_images_are_those_of_this_version_and_built_by_one_dockerfile(file: str,
     assert set(one["build"]["args"]) <= set(re.findall(r"^ARG (\w+)", dockerfile, re.MULTILINE))
 
 
-def test_the_demo_looks_for_the_same_images() -> None:
+def test_the_demos_images_are_the_same_and_nothing_but_grpc_and_grafana_is_published() -> None:
     told = (DEPLOY / "docker" / "compose" / "demo.sh").read_text(encoding="utf-8")
     assert set(re.findall(r"protofed-\w+:[\w.]+", told)) == {
         f"protofed-{one}:{VERSION}" for one in ("server", "client")
     }
-
-
-def test_nothing_is_published_but_grpc_and_grafana_both_to_this_machine_alone() -> None:
     published = {name: one["ports"] for name, one in services().items() if "ports" in one}
     assert published == {
         "server": ["${GRPC_ADDRESS:-127.0.0.1}:${GRPC_PORT:-7443}:7443"],
@@ -120,10 +112,7 @@ def test_down_v_removes_no_key_no_ledger_and_no_state(file: str) -> None:
     """A volume that compose makes is removed by `down -v`: only pictures of numbers may lie in one."""
     kept = {name for name, one in read(file)["volumes"].items() if one}
     for name in kept:
-        assert read(file)["volumes"][name] == {
-            "external": True,
-            "name": f"${{COMPOSE_PROJECT_NAME:-protofed}}_{name}",
-        }
+        assert read(file)["volumes"][name] == {"external": True, "name": f"${{COMPOSE_PROJECT_NAME:-protofed}}_{name}"}
     assert read(file)["volumes"].keys() - kept == (NO_IMAGE_OF_OURS if file == "compose.yaml" else set())
     for name, one in services(file).items():
         mounted = {what for what, _ in volumes(one).values() if not re.match(r"[./$]", what)}
@@ -169,7 +158,7 @@ def test_a_site_meets_the_server_and_prometheus_and_nobody_else() -> None:
     assert read("compose.yaml")["networks"].keys() - inside == {"outside"}
 
 
-def test_alerts_go_to_a_container_that_reaches_people_and_that_nobody_else_reaches() -> None:
+def test_alerts_reach_people_and_metrics_answer_only_where_they_are_asked() -> None:
     config = yaml.safe_load((DEPLOY / "docker" / "compose" / "prometheus.yml").read_text(encoding="utf-8"))
     assert config["alerting"]["alertmanagers"] == [{"static_configs": [{"targets": ["alertmanager-web:9093"]}]}]
     one = services()["alertmanager"]
@@ -178,10 +167,6 @@ def test_alerts_go_to_a_container_that_reaches_people_and_that_nobody_else_reach
     mounted = volumes(one)
     assert mounted["/etc/alertmanager/alertmanager.yml"][1]
     assert mounted["/etc/alertmanager/secrets"][1]
-
-
-def test_metrics_and_prometheus_answer_only_where_they_are_asked() -> None:
-    """By names that exist on one network only."""
     server, prometheus = services()["server"], services()["prometheus"]
     assert server["environment"]["PROTOFED_SERVER_METRICS__LISTEN"] == "server-metrics:9464"
     assert server["networks"]["monitoring"] == {"aliases": ["server-metrics"]}
@@ -209,7 +194,7 @@ def test_prometheus_asks_the_services_by_the_jobs_that_rules_expect() -> None:
     assert config["rule_files"] == ["rules/*.yml"]
 
 
-def test_a_container_sees_its_own_identity_only_and_cannot_change_it() -> None:
+def test_a_container_sees_its_own_identity_that_the_job_made_and_waits_for_it() -> None:
     for name, one in services().items():
         if name == "certificates":
             continue
@@ -220,9 +205,6 @@ def test_a_container_sees_its_own_identity_only_and_cannot_change_it() -> None:
         assert own == ({} if name in NO_IMAGE_OF_OURS else {f"{whose}-identity": True}), name
     contributors = {name for name, one in services().items() if "ca" in {what for what, _ in volumes(one).values()}}
     assert contributors == {"certificates", "ca"}
-
-
-def test_the_job_makes_an_identity_for_every_client_in_a_folder_that_the_image_has() -> None:
     job = services()["certificates"]
     assert job["command"] == f"${{LOCAL_SITES-{' '.join(TRAINERS)}}} evaluator"  # empty: the evaluator alone
     mounted = {where for where in volumes(job) if where.startswith("/identities/")}
@@ -230,9 +212,6 @@ def test_the_job_makes_an_identity_for_every_client_in_a_folder_that_the_image_h
     assert job["environment"]["CLIENTS"] == "${CLIENTS:-0}"
     dockerfile = (DEPLOY / "docker" / "Dockerfile").read_text(encoding="utf-8")
     assert "for name in ca server operator evaluator clients $(seq -f 'site-%g' 9)" in dockerfile
-
-
-def test_everything_waits_for_what_it_needs() -> None:
     waits = {name: one.get("depends_on", {}) for name, one in services().items()}
     done, healthy = {"condition": "service_completed_successfully"}, {"condition": "service_healthy"}
     assert waits["server"] == {"certificates": done}
@@ -286,13 +265,10 @@ def test_every_setting_is_explained_with_its_default_and_none_is_unused() -> Non
         assert not defaults or defaults == {told[name]}, name
 
 
-def test_nothing_starts_without_a_password_for_grafana() -> None:
+def test_grafana_needs_a_password_and_finds_its_dashboards() -> None:
     environment = services()["grafana"]["environment"]
     assert environment["GF_SECURITY_ADMIN_PASSWORD"].startswith("${GRAFANA_PASSWORD:?")
     assert "\nGRAFANA_PASSWORD=\n" in (DEPLOY / ".env.example").read_text(encoding="utf-8")
-
-
-def test_dashboards_are_where_grafana_looks_for_them() -> None:
     grafana = services()["grafana"]
     assert volumes(grafana)["/etc/grafana/provisioning"] == ("./grafana/provisioning", True)
     assert volumes(grafana)[grafana["environment"]["PROTOFED_DASHBOARDS"]] == ("./grafana/dashboards", True)

@@ -1,7 +1,8 @@
-"""deploy/docker/build.py, the steps that need no network."""
+"""deploy/docker/build.py, the steps that need no network; hashes.txt, by which pip checks what it installs."""
 
 from __future__ import annotations
 
+import re
 import runpy
 import subprocess
 import sys
@@ -10,7 +11,10 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 from tests.support.dockerfile import DOCKER, ROOT, STAGES, TARGETS
+from tests.support.image_hashes import EXTRAS
 
 
 @pytest.fixture
@@ -18,7 +22,7 @@ def build() -> dict[str, Any]:
     return runpy.run_path(str(DOCKER / "build.py"))
 
 
-def test_requirements_of_the_images(build: dict[str, Any]) -> None:
+def test_requirements_of_the_images_and_no_others(build: dict[str, Any]) -> None:
     server, client = (
         {Requirement(line).name for line in build["requirements"](ROOT / "pyproject.toml", extras(target))}
         for target in TARGETS
@@ -26,24 +30,18 @@ def test_requirements_of_the_images(build: dict[str, Any]) -> None:
     assert {"grpcio", "jinja2", "psycopg"} <= server
     assert not {"torch", "torchvision", "scikit-learn"} & server
     assert {"grpcio", "torch", "pydicom", "onnxruntime"} <= client
+    with pytest.raises(SystemExit, match="there is no reports; expected some of client, postgres, report"):
+        build["requirements"](ROOT / "pyproject.toml", "postgres,reports")
+    step = [sys.executable, str(DOCKER / "build.py"), "torch", "rocm", ""]
+    done = subprocess.run(step, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "ACCELERATOR=rocm: expected cpu or cuda" in done.stderr
 
 
 def extras(target: str) -> str:
     """Of an image, unless told otherwise."""
     (line,) = [rest for rest in STAGES[f"{target}-files"].said("ARG") if "_EXTRAS=" in rest]
     return line.partition("=")[2]
-
-
-def test_an_extra_that_there_is_not(build: dict[str, Any]) -> None:
-    with pytest.raises(SystemExit, match="there is no reports; expected some of client, postgres, report"):
-        build["requirements"](ROOT / "pyproject.toml", "postgres,reports")
-
-
-def test_an_accelerator_that_there_is_not() -> None:
-    step = [sys.executable, str(DOCKER / "build.py"), "torch", "rocm", ""]
-    done = subprocess.run(step, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "ACCELERATOR=rocm: expected cpu or cuda" in done.stderr
 
 
 def test_what_is_installed_without_a_pin_is_named(build: dict[str, Any], tmp_path: Path) -> None:
@@ -82,3 +80,34 @@ def installed(build: dict[str, Any], environment: Path, cuda: str) -> None:
     (environment / "bin").mkdir()
     (environment / "bin" / "python").write_text(f"#!/bin/sh\necho {cuda}\n")
     (environment / "bin" / "python").chmod(0o755)
+
+
+HASHES = dict(line.split(" ", 1) for line in (DOCKER / "hashes.txt").read_text(encoding="utf-8").splitlines()[1:])
+
+
+def test_all_that_the_build_asks_for_has_a_hash_of_a_tested_version(build: dict[str, Any]) -> None:
+    assert all(re.fullmatch(r"(--hash=sha256:[0-9a-f]{64} ?)+", hashes) for hashes in HASHES.values())
+    assert HASHES.keys() <= pins(ROOT / "constraints.txt") | pins(DOCKER / "tools.txt"), "renew with make constraints"
+    names = {pin.partition("==")[0] for pin in HASHES}
+    asked = {Requirement(line).name for line in build["requirements"](ROOT / "pyproject.toml", EXTRAS)}
+    assert {canonicalize_name(name) for name in asked} <= names
+    assert pins(DOCKER / "tools.txt") <= HASHES.keys()
+
+
+def test_dependencies_are_installed_by_their_hashes(
+    build: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, ...]] = []
+    own = build["dependencies"].__globals__
+    own["ENVIRONMENT"], own["_pip"] = tmp_path, lambda *arguments: calls.append(arguments)
+    monkeypatch.chdir(ROOT)
+    build["dependencies"]("report")
+    assert calls[0][:3] == ("install", "--no-compile", "--constraint=hashes.txt")
+    (pip,) = [pin.partition("==")[2] for pin in HASHES if pin.startswith("pip==")]
+    assert Version(pip) >= Version("26.1"), "older ones refuse constraints with hashes"
+
+
+def pins(path: Path) -> set[str]:
+    """The names as PEP 503 normalises them."""
+    lines = [line.partition("==") for line in path.read_text(encoding="utf-8").splitlines() if "==" in line]
+    return {f"{canonicalize_name(name)}=={version}" for name, _, version in lines}

@@ -48,10 +48,7 @@ def fails(error: Exception) -> Callable[[], str]:
     return look
 
 
-# The examination
-
-
-def test_all_checks_are_made_and_what_depends_on_a_finding_is_skipped() -> None:
+def test_all_checks_are_made_in_order_but_what_depends_on_a_finding() -> None:
     found = rows(
         [
             Check("one", lambda: "seen"),
@@ -63,15 +60,15 @@ def test_all_checks_are_made_and_what_depends_on_a_finding_is_skipped() -> None:
     )
     assert [row.state for row in found.values()] == ["fine", "finding", "skipped", "skipped", "fine"]
     assert skipped(found) == {"three": "needs `two`", "four": "needs `three`"}
-
-
-def test_a_warning_or_nothing_to_look_at_keeps_nothing_else_from_being_looked_at() -> None:
     look = [
         Check("one", fails(CheckFailedError("disk-low", "2 GiB"))),
         Check("two", fails(CheckSkippedError("not asked for"))),
     ]
     found = rows([*look, Check("three", lambda: "seen", needs=("one", "two"))])
     assert [row.state for row in found.values()] == ["warning", "skipped", "fine"]
+    told: list[str] = []
+    list(run_checks([Check("one", lambda: ""), Check("two", lambda: "", needs=("one",))], told.append))
+    assert told == ["one", "two"]
 
 
 @pytest.mark.parametrize(
@@ -87,15 +84,6 @@ def test_errors_have_names(error: Exception, name: str) -> None:
     found = rows([Check("one", fails(error), "recipe-invalid"), Check("two", lambda: "seen")])
     assert findings(found) == [("one", name)]
     assert "said" in found["one"].message
-
-
-def test_it_is_told_which_check_is_being_made() -> None:
-    told: list[str] = []
-    list(run_checks([Check("one", lambda: ""), Check("two", lambda: "", needs=("one",))], told.append))
-    assert told == ["one", "two"]
-
-
-# The end of it
 
 
 @pytest.mark.parametrize(
@@ -126,18 +114,12 @@ def test_a_finding_is_told_by_name_with_what_was_seen_and_what_to_do() -> None:
         "      → Free space, or move --state to a larger disk.",
         "–  e  needs `c`",
     ]
-
-
-def test_programs_get_the_same() -> None:
     told = plain([FINE, BAD], strict=False)
     assert told["exit_code"] == 26
     assert told["checks"][0] == {"check": "a", "state": "fine", "seen": "good"}
     assert told["checks"][1]["finding"] == "disk-full"
     assert told["checks"][1]["remedy"] == diagnosis("disk-full").remedy
     assert told["checks"][1]["code"] == 26
-
-
-# The registry
 
 
 def test_every_finding_has_a_name_and_a_code_of_its_own() -> None:
@@ -147,23 +129,11 @@ def test_every_finding_has_a_name_and_a_code_of_its_own() -> None:
         assert re.fullmatch(r"[a-z]+(-[a-z]+)*", one.name)
         assert 10 <= one.code <= 63 or 80 <= one.code < 100, "64 to 78 are codes of errors"
         assert one.remedy.endswith(".")
-
-
-def test_every_flaw_of_an_identity_is_a_finding() -> None:
     assert {flaw.value for flaw in IdentityProblem} <= DIAGNOSES.keys()
-
-
-def test_all_that_can_stand_between_a_site_and_its_server_is_a_finding() -> None:
     told_otherwise = {DiagnosisCode.FINE, DiagnosisCode.OWN_CERTIFICATE, DiagnosisCode.BUSY}
     assert {kind.value for kind in DiagnosisCode if kind not in told_otherwise} <= DIAGNOSES.keys()
-
-
-def test_a_finding_that_nobody_registered_is_refused() -> None:
     with pytest.raises(ConfigError, match="'disk-full'"):
         diagnosis("disk-ful")
-
-
-# The command
 
 
 @pytest.fixture
@@ -179,22 +149,16 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> R
     return call
 
 
-def test_a_server_in_plain_text_on_a_new_folder_is_well(run: Run, tmp_path: Path) -> None:
+def test_the_exit_code_is_the_first_findings_or_a_strict_warnings(run: Run, tmp_path: Path) -> None:
     code, out, err = run("server", "--plaintext", "--state", tmp_path / "s", "--listen", "127.0.0.1:0", "--recover")
     assert (code, err) == (0, ""), out
     assert out.splitlines()[-1].startswith("all well: ")
     assert not list(tmp_path.iterdir())
-
-
-def test_the_exit_code_is_the_first_findings(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("server", "--state", tmp_path, "--recipe", tmp_path / "none.toml")
     assert code == diagnosis("connection-not-chosen").code
     assert "✗  recipes" in out
     assert "none.toml" in out
     assert out.splitlines()[-1] == "2 findings; the first is connection-not-chosen: exit code 11"
-
-
-def test_warnings_fail_when_asked_to(run: Run, tmp_path: Path) -> None:
     known = ("server", "--plaintext", "--state", tmp_path / "s", "--listen", "127.0.0.1:0")
     limited = tmp_path / "server.toml"
     limited.write_text("memory_limit_mb = 100\n", encoding="utf-8")

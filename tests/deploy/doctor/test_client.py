@@ -92,9 +92,6 @@ def issued(tls: TlsServer, **options: Any) -> Path:
     return folder
 
 
-# All well
-
-
 def test_a_daemon_that_would_work_is_well_and_nothing_is_left_behind(
     tls: TlsServer, look: Look, tmp_path: Path
 ) -> None:
@@ -118,9 +115,6 @@ def test_plain_text(live_server: Callable[..., Any], recipe_of: Callable[..., Re
     assert findings(examined(given(tmp_path, address)))[0] == ("connection", "connection-not-chosen")
 
 
-# Clocks
-
-
 @pytest.mark.parametrize(("off", "named"), [(-55, False), (-65, True), (65, True), (7300, True)])
 def test_a_clock_more_than_a_minute_off(off: int, named: bool, look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interceptor, "utc_now", lambda: utc_now() + timedelta(seconds=off))
@@ -130,21 +124,18 @@ def test_a_clock_more_than_a_minute_off(off: int, named: bool, look: Look, monke
         assert "2 hours behind it" in found["clock"].message
 
 
-def test_by_a_clock_that_is_wrong_no_certificate_is_judged(look: Look) -> None:
+def test_a_clock_that_is_wrong_judges_no_certificate_or_lets_no_connection_stand(look: Look, tls: TlsServer) -> None:
     found = look(clock=lambda: utc_now() - timedelta(hours=2))  # an hour before the certificate begins
     assert findings(found) == [("clock", "clock-wrong")]
     assert found["certificate"].state is State.FINE
-
-
-def test_a_clock_that_lets_no_connection_stand(tls: TlsServer) -> None:
     own = read_certificate((tls.folder / "site-site-1" / "cert.pem").read_bytes(), "")
     dates, fine = (
         ConnectionDiagnosis(DiagnosisCode.SERVER_DATES, "said"),
         ConnectionDiagnosis(DiagnosisCode.FINE, "said"),
     )
-    with pytest.raises(CheckFailedError) as found:
+    with pytest.raises(CheckFailedError) as failed:
         machine.check_clock_by_certificates(own, dates, own.not_before - 2 * DAY)
-    assert found.value.name == "clock-wrong"
+    assert failed.value.name == "clock-wrong"
     machine.check_clock_by_certificates(own, fine, own.not_before - DAY)
     machine.check_clock_by_certificates(own, dates, own.not_before + DAY)
 
@@ -166,9 +157,6 @@ def test_a_server_process_whose_clock_is_wrong(tmp_path: Path) -> None:
             os.killpg(process.pid, signal.SIGTERM)  # faketime starts it as a child
     assert findings(found) == [("clock", "clock-wrong")]
     assert "2 days ahead of it" in found["clock"].message
-
-
-# Identities
 
 
 @pytest.mark.parametrize(
@@ -209,9 +197,6 @@ def test_an_identity_of_somebody_else(tls: TlsServer, look: Look) -> None:
     key = tls.folder / "site-site-1" / "key.pem"
     key.write_bytes((tls.identity("site-2", Party.SITE) / "key.pem").read_bytes())
     assert findings(look()) == [("identity", "key-mismatch")]
-
-
-# The way there
 
 
 @pytest.fixture
@@ -270,32 +255,11 @@ def test_an_error_of_this_machine_is_not_called_a_busy_server(
     assert findings(look()) == [("admission", name), ("version", name)]
 
 
-def test_a_server_of_another_authority(tls: TlsServer, look: Look) -> None:
-    other = Authority.make()
-    folder = other.issue(tls.folder / "stranger", Party.SITE, "site-1")
-    found = look(identity=folder)
-    assert findings(found) == [("tls", "server-authority")]
-    assert skipped(found)["admission"] == "needs `tls`"
-
-
-def test_a_server_of_another_name(
-    live_server: Callable[..., Any], recipe_of: Callable[..., Recipe], tmp_path: Path
-) -> None:
-    authority = Authority.make()
-    hub = authority.issue(tmp_path / "hub", Party.SERVER, "hub", hosts=("fl.example.org",))
-    address = live_server(recipe_of("fedavg"), identity=hub).address
-    own = authority.issue(tmp_path / "own", Party.SITE, "site-1")
-    assert findings(examined(given(tmp_path, address, identity=own))) == [("tls", "server-name")]
-
-
-def test_a_role_that_is_not_registered(tls: TlsServer, look: Look) -> None:
+def test_whom_the_server_does_not_admit(tls: TlsServer, look: Look) -> None:
     both = ["trainer", "evaluator"]
     assert findings(look(roles=both)) == [("admission", "role-not-registered")]
     tls.register(tls.identity("site-1", Party.SITE), *both)
     assert findings(look(roles=both)) == []
-
-
-def test_a_certificate_that_is_not_registered_or_was_revoked(tls: TlsServer, look: Look) -> None:
     own = tls.authority.issue(tls.folder / "new", Party.SITE, "site-1")
     found = look(identity=own)
     assert findings(found) == [("admission", "certificate-not-registered")]
@@ -304,24 +268,20 @@ def test_a_certificate_that_is_not_registered_or_was_revoked(tls: TlsServer, loo
     with tls.operator() as operator:
         operator.revoke(read_certificate((own / "cert.pem").read_bytes(), "").fingerprint, "lost")
     assert findings(look(identity=own)) == [("admission", "certificate-revoked")]
-
-
-def test_a_certificate_that_the_server_does_not_take(tls: TlsServer, look: Look) -> None:
     own = Authority.make().issue(tls.folder / "foreign", Party.SITE, "site-1")
-    both = own / "ca.pem"
-    both.write_bytes(both.read_bytes() + tls.authority.pem)  # it trusts the server, which does not trust it
+    trusted = own / "ca.pem"
+    trusted.write_bytes(trusted.read_bytes() + tls.authority.pem)  # it trusts the server, which does not trust it
     assert findings(look(identity=own)) == [("tls", "certificate-refused")]
-
-
-# Versions
+    other = Authority.make()
+    folder = other.issue(tls.folder / "stranger", Party.SITE, "site-1")
+    found = look(identity=folder)
+    assert findings(found) == [("tls", "server-authority")]
+    assert skipped(found)["admission"] == "needs `tls`"
 
 
 @pytest.mark.parametrize(
     ("change", "name"),
-    [
-        ({"VERSION": "9.9.9"}, "version-differs"),
-        ({"VERSION": "9.9.9", "PROTOCOL_VERSION": 3}, "protocol-mismatch"),
-    ],
+    [({"VERSION": "9.9.9"}, "version-differs"), ({"VERSION": "9.9.9", "PROTOCOL_VERSION": 3}, "protocol-mismatch")],
 )
 def test_a_server_of_another_version(
     change: dict[str, Any], name: str, look: Look, monkeypatch: pytest.MonkeyPatch
@@ -341,19 +301,13 @@ def test_a_server_that_says_nothing_of_itself(look: Look, monkeypatch: pytest.Mo
     assert skipped(found).keys() == {"clock", "admission", "metrics", "privacy budget"}
 
 
-# The policy
-
-
-def test_a_policy_that_is_missing_or_has_a_typo(look: Look, tmp_path: Path) -> None:
+def test_what_a_policy_lets_out_or_that_it_cannot_be_read(look: Look, tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
     assert findings(look(policy=file)) == [("policy", "policy-missing")]
     file.write_text('metods = ["fednh"]\nparts = ["body"]\n', encoding="utf-8")
     found = look(policy=file)
     assert findings(found) == [("policy", "policy-invalid")]
     assert "did you mean 'methods'?" in found["policy"].message
-
-
-def test_what_a_policy_lets_out(look: Look) -> None:
     path = shipped.folder("policies") / "strict.toml"
     strict, methods = look(policy=path)["policy"].message, ", ".join(sorted(Policy.read(path).rules.methods))
     assert strict.startswith(f"methods {methods}; parts body, head, prototypes; plugins none; ")
@@ -367,20 +321,8 @@ def test_what_a_policy_lets_out(look: Look) -> None:
     assert "class_distribution_estimate" in open_
     assert "sums alone" not in open_
     assert "9 of the site's own: they tell its label counts" in open_
-
-
-def test_a_site_that_trains_and_evaluates_hears_what_its_test_set_tells(look: Look) -> None:
     told = {roles: look(policy="standard", roles=roles)["policy"].message for roles in (("evaluator",), tuple(Role))}
     assert [("13 of a test set that tell its label counts" in text) for text in told.values()] == [False, True]
-
-
-def test_one_finding_hides_no_other(look: Look, tmp_path: Path, unused_port: int) -> None:
-    found = look(server=f"127.0.0.1:{unused_port}", policy=tmp_path / "none", device="cuda:7")
-    assert findings(found) == [
-        ("server", "nothing-listens"),
-        ("policy", "policy-missing"),
-        ("device", "device-absent"),
-    ]
 
 
 BUDGET = PrivacyBudget(epsilon=4.0, delta=1e-5, unit="patient")
@@ -400,13 +342,10 @@ def refused(state: Path, budget: PrivacyBudget | None = BUDGET) -> str:
     return caught.value.name
 
 
-def test_where_nothing_has_noise_nothing_is_checked(tmp_path: Path) -> None:
+def test_a_site_says_what_it_has_spent_if_it_has_noise(tmp_path: Path) -> None:
     with pytest.raises(CheckSkippedError):
         ledger_message(tmp_path, None)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_site_says_what_it_has_spent_and_of_how_much(tmp_path: Path) -> None:
     assert "epsilon 0 of 4 is spent" in ledger_message(tmp_path, BUDGET)
     assert list(tmp_path.iterdir()) == [], "nothing is written"
     before = spend(tmp_path).read_bytes()
@@ -421,14 +360,10 @@ def test_a_budget_that_is_spent_is_a_warning(tmp_path: Path) -> None:
     assert refused(tmp_path) == "privacy-budget-spent"
 
 
-def test_half_a_line_is_said_and_counts(tmp_path: Path) -> None:
+def test_half_a_line_counts_and_damage_is_reported_as_the_daemon_would(tmp_path: Path) -> None:
     path = spend(tmp_path)
     path.write_bytes(path.read_bytes() + b'{"hash":')
     assert "2 fits, and 1 half-written line" in ledger_message(tmp_path, BUDGET)
-
-
-def test_a_damaged_ledger_is_reported_as_the_daemon_would(tmp_path: Path) -> None:
-    path = spend(tmp_path)
     path.write_bytes(path.read_bytes().replace(b"task-1", b"task-9"))
     with pytest.raises(StateError, match="line 1"):
         ledger_message(tmp_path, BUDGET)

@@ -54,24 +54,12 @@ def code_of(state: Path) -> str:
     return certificate.code(fingerprint(load_identity(state).public_key().public_bytes_raw()))
 
 
-def test_before_the_daemon_ran_there_is_no_identity_and_none_is_made(tmp_path: Path) -> None:
+def test_there_is_no_identity_before_the_daemon_and_none_that_others_can_read(tmp_path: Path) -> None:
     for by in (policy(), policy(partners="confirmed", secure="required")):
         text = checked(tmp_path, by=by)
         assert "no identity yet" in text
         assert "partners are confirmed once the daemon has started" in text
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_site_that_is_ready_shows_the_code_to_read_aloud_and_says_what_one_alone_cannot_see(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "north"):
-        load_or_create_identity(folder)
-    text = checked(tmp_path)
-    assert f"identity {code_of(tmp_path)}, endorsed by no certificate (plain text); no list of partners" in text
-    assert f"run {SECURE.name} sums updates under masks, which policy secure = allowed allows" in text
-    assert text.endswith(ALONE)
-
-
-def test_an_identity_that_others_can_read_or_that_is_damaged(tmp_path: Path) -> None:
     load_or_create_identity(tmp_path)
     path = tmp_path / IDENTITY_FILE
     path.chmod(0o640)
@@ -82,16 +70,23 @@ def test_an_identity_that_others_can_read_or_that_is_damaged(tmp_path: Path) -> 
     assert refused(tmp_path)[0] == "sum-identity-unusable"
 
 
-def test_the_certificate_endorses_the_identity_also_after_it_was_renewed(tmp_path: Path) -> None:
+def test_a_site_that_is_ready_shows_its_code_with_a_run_or_without(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "north"):
+        load_or_create_identity(folder)
+    text = checked(tmp_path)
+    assert f"identity {code_of(tmp_path)}, endorsed by no certificate (plain text); no list of partners" in text
+    assert f"run {SECURE.name} sums updates under masks, which policy secure = allowed allows" in text
+    assert text.endswith(ALONE)
+    assert "with no run to compare it with" in checked(tmp_path, recipe=None)
+    checked(tmp_path, by=policy(methods=frozenset({"fedavg"})))  # the check `data` says so
+
+
+def test_the_certificate_endorses_the_identity_after_a_renewal_and_until_its_end(tmp_path: Path) -> None:
     load_or_create_identity(tmp_path)
     authority, code = Authority.make(), code_of(tmp_path)
     for folder in ("first", "renewed"):
         certified = read_identity(authority.issue(tmp_path / folder, Party.SITE, "north"), Party.SITE, NOW)
         assert f"identity {code}, endorsed by the certificate of site 'north'" in checked(tmp_path, certified=certified)
-
-
-def test_a_certificate_that_has_ended_endorses_nothing(tmp_path: Path) -> None:
-    load_or_create_identity(tmp_path)
     certified = read_identity(Authority.make().issue(tmp_path / "id", Party.SITE, "north"), Party.SITE, NOW)
     late = certified.certificate.not_after.replace(year=certified.certificate.not_after.year + 1)
     with pytest.raises(CheckFailedError, match="not endorsed"):
@@ -117,12 +112,7 @@ def test_partners_that_nobody_confirmed_and_those_that_were_believed_on_first_us
 
 @pytest.mark.parametrize(
     ("secure", "recipe", "named"),
-    [
-        ("required", PLAIN, True),
-        ("required", HEAD, True),
-        ("allowed", PLAIN, False),
-        ("required", SECURE, False),
-    ],
+    [("required", PLAIN, True), ("required", HEAD, True), ("allowed", PLAIN, False), ("required", SECURE, False)],
 )
 def test_the_policys_secure_against_the_recipe(tmp_path: Path, secure: str, recipe: Recipe, named: bool) -> None:
     by = policy(secure=secure)
@@ -132,11 +122,6 @@ def test_the_policys_secure_against_the_recipe(tmp_path: Path, secure: str, reci
         assert f"secure = {secure}" in text
     else:
         assert f"which policy secure = {secure} allows" in checked(tmp_path, recipe=recipe, by=by)
-
-
-def test_without_a_run_and_with_one_that_the_policy_refuses_for_another_reason(tmp_path: Path) -> None:
-    assert "with no run to compare it with" in checked(tmp_path, recipe=None)
-    checked(tmp_path, by=policy(methods=frozenset({"fedavg"})))  # the check `data` says so
 
 
 @pytest.mark.parametrize(("sites", "spare"), [(3, 0), (4, 1), (5, 1), (10, 3)])

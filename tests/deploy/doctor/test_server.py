@@ -72,9 +72,6 @@ def ledger(folder: Path) -> Path:
     return file
 
 
-# All well
-
-
 def test_a_server_that_would_start_is_well_and_nothing_is_left_behind(look: Look, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     found = look()
@@ -84,7 +81,7 @@ def test_a_server_that_would_start_is_well_and_nothing_is_left_behind(look: Look
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_channel_whose_secret_others_can_read_is_a_finding_and_nothing_is_sent(look: Look, tmp_path: Path) -> None:
+def test_a_secret_and_blobs_elsewhere_are_looked_at_and_nothing_is_made(look: Look, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("a2c4e6\n", encoding="ascii")
     notify = {"webhooks": [{"name": "ops", "url": "https://127.0.0.1:9/", "bearer_token": token}]}
@@ -94,9 +91,6 @@ def test_a_channel_whose_secret_others_can_read_is_a_finding_and_nothing_is_sent
     found = look(notify=notify)
     assert findings(found) == []
     assert found["notify"].message.startswith("ops")
-
-
-def test_blobs_elsewhere_have_a_folder_that_can_be_written(look: Look, tmp_path: Path) -> None:
     found = look(blobs=tmp_path / "shared")
     assert findings(found) == [("blobs", "blobs-unusable")]
     assert not (tmp_path / "shared").exists()
@@ -118,9 +112,6 @@ def test_a_server_that_is_running_is_no_finding(look: Look, tmp_path: Path) -> N
     assert "the server is running" in found["state folder"].message
     assert found["port"].message == f"{address} is the running server's"
     assert findings(stale) == [("port", "port-taken")]
-
-
-# Identity and operators
 
 
 @pytest.mark.parametrize(
@@ -159,9 +150,6 @@ def test_nobody_who_could_let_sites_in(hub: Path, look: Look, tmp_path: Path) ->
     assert "certificate of server 'hub'" in found["operators"].message
 
 
-# Recipes
-
-
 def test_recipes_are_taken_up_as_the_server_would(look: Look, tmp_path: Path) -> None:
     good = shipped.folder("recipes") / "digits-fednh.toml"
     assert look(recipes=[good])["recipes"].message == "digits-fednh"
@@ -171,9 +159,6 @@ def test_recipes_are_taken_up_as_the_server_would(look: Look, tmp_path: Path) ->
     assert findings(found) == [("recipes", "recipe-invalid")]
     assert findings(look(recipes=[typo])) == [("recipes", "recipe-invalid")]
     assert "did you mean 'fednh'?" in look(recipes=[typo])["recipes"].message
-
-
-# State and ledger
 
 
 def test_a_folder_that_is_read_only(look: Look, tmp_path: Path, mount: Mount) -> None:
@@ -187,7 +172,7 @@ def test_a_ledger_on_a_network_file_system(look: Look, tmp_path: Path, monkeypat
     assert findings(look()) == [("state folder", "state-on-network")]
 
 
-def test_a_ledger_that_is_whole_is_left_as_it_is(look: Look, tmp_path: Path) -> None:
+def test_a_ledger_is_left_as_it_is_and_one_of_somebody_else_named(look: Look, tmp_path: Path) -> None:
     file = ledger(tmp_path / "state")
     before = file.read_bytes()
     found = look()
@@ -195,6 +180,14 @@ def test_a_ledger_that_is_whole_is_left_as_it_is(look: Look, tmp_path: Path) -> 
     assert "is whole, version 03" in found["ledger"].message
     assert [path.name for path in (tmp_path / "state").iterdir()] == [LEDGER_FILE]
     assert file.read_bytes() == before
+    with sqlite3.connect(file) as newer:
+        newer.execute("UPDATE alembic_version SET version_num = '9999'")
+    newer.close()
+    found = look()
+    assert findings(found) == [("ledger", "ledger-unusable")]
+    assert "use the protofed that wrote it" in found["ledger"].message
+    file.write_bytes(b"no database" * 999)
+    assert findings(look()) == [("ledger", "ledger-unusable")]
 
 
 def test_a_ledger_that_is_older_than_its_journal_is_named_as_the_server_does(look: Look, tmp_path: Path) -> None:
@@ -225,18 +218,6 @@ def test_what_a_killed_server_left_in_the_log_of_its_ledger_is_seen(look: Look, 
     assert findings(found) == [("ledger", "ledger-unusable")]
 
 
-def test_a_ledger_of_a_newer_version_or_of_somebody_else(look: Look, tmp_path: Path) -> None:
-    file = ledger(tmp_path / "state")
-    with sqlite3.connect(file) as newer:
-        newer.execute("UPDATE alembic_version SET version_num = '9999'")
-    newer.close()
-    found = look()
-    assert findings(found) == [("ledger", "ledger-unusable")]
-    assert "use the protofed that wrote it" in found["ledger"].message
-    file.write_bytes(b"no database" * 999)
-    assert findings(look()) == [("ledger", "ledger-unusable")]
-
-
 def test_a_database_that_does_not_answer(look: Look, tmp_path: Path, unused_port: int) -> None:
     pytest.importorskip("psycopg")
     found = look(ledger=f"postgresql+psycopg://ann:hunter2@127.0.0.1:{unused_port}/x")
@@ -252,9 +233,6 @@ def test_a_clock_that_went_back(look: Look, tmp_path: Path) -> None:
     assert findings(look()) == [("clock", "clock-wrong")]
     os.utime(file, (later - 86_390, later - 86_390))
     assert findings(look()) == []
-
-
-# Ports and limits
 
 
 def test_a_port_that_is_taken_or_cannot_be_had(look: Look) -> None:

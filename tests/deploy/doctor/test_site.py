@@ -9,7 +9,7 @@ import re
 import socket
 import tempfile
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
@@ -60,15 +60,18 @@ def look(folder: Path, under_check: SiteUnderCheck | None = None, **changes: Any
     return rows([Check(one.name, one.run, one.otherwise) for one in checks if one.name in OWN])
 
 
-def test_a_machine_that_is_well(tmp_path: Path) -> None:
+def test_a_machine_that_is_well_also_beside_its_daemon(tmp_path: Path) -> None:
     found = look(tmp_path)
     assert findings(found) == []
     assert skipped(found) == {"metrics": "no metrics are asked for"}
     assert "will be made" in found["state folder"].message
     assert not list(tmp_path.iterdir())
-
-
-# Folders and disks
+    lock = Lock(tmp_path / "state")
+    found = look(tmp_path)
+    lock.release()
+    assert found["state folder"].message.endswith("the daemon is running")
+    assert findings(found) == []
+    assert "running" not in look(tmp_path)["state folder"].message
 
 
 def test_a_folder_that_is_read_only(tmp_path: Path, mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,19 +115,7 @@ def test_a_state_folder_of_another_site(tmp_path: Path) -> None:
     assert "belongs to site 'a', and this is site 'b'" in found["state folder"].message
 
 
-def test_a_daemon_that_runs_is_no_finding(tmp_path: Path) -> None:
-    lock = Lock(tmp_path / "state")
-    found = look(tmp_path)
-    lock.release()
-    assert found["state folder"].message.endswith("the daemon is running")
-    assert findings(found) == []
-    assert "running" not in look(tmp_path)["state folder"].message
-
-
-# Software
-
-
-def test_a_library_that_is_missing_or_old(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_missing_or_old_and_no_temporary_file(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = [Check("software", lambda: machine.software("client", ("numpy",)))]
     monkeypatch.setattr(metadata, "requires", lambda _name: ["numpy>=99.1"])
     assert findings(rows(checks)) == [("software", "library-old")]
@@ -136,8 +127,6 @@ def test_a_library_that_is_missing_or_old(monkeypatch: pytest.MonkeyPatch) -> No
         machine.import_quietly(("nowhere_at_all",))
     assert failed.value.name == "library-missing"
 
-
-def test_software_is_looked_at_where_no_temporary_file_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     def full() -> None:
         raise FileNotFoundError
 
@@ -145,9 +134,6 @@ def test_software_is_looked_at_where_no_temporary_file_can_be_written(monkeypatc
     with pytest.raises(CheckFailedError) as found:
         machine.import_quietly(("json",))
     assert found.value.name == "state-not-writable"
-
-
-# Device and shared memory
 
 
 @pytest.mark.parametrize(
@@ -160,13 +146,7 @@ def test_software_is_looked_at_where_no_temporary_file_can_be_written(monkeypatc
     ],
 )
 def test_a_gpu_that_was_asked_for_and_is_not_there(
-    built: str | None,
-    driver: bool,
-    gpus: int,
-    name: str,
-    why: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    built: str | None, driver: bool, gpus: int, name: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", built)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
@@ -193,9 +173,6 @@ def test_shared_memory_that_is_small(tmp_path: Path, mount: Mount, monkeypatch: 
     assert found["shared memory"].state is State.WARNING
 
 
-# Data
-
-
 def images(path: Path, shape: tuple[int, ...] = (90, 12, 12), classes: int = 3) -> dict[str, Any]:
     """Data of a site, whose numbers of examples are 90 and 45."""
     halves = {"train": len(range(shape[0])), "test": shape[0] // 2}
@@ -215,30 +192,20 @@ def test_data_are_loaded_and_not_counted_aloud(tmp_path: Path) -> None:
     assert not {"90", "45", "30", "15", "3"} & set(re.findall(r"\d+", found.message))
 
 
-def test_data_are_compared_with_a_run(tmp_path: Path, recipe_of: Callable[..., Recipe]) -> None:
+def test_data_are_compared_with_a_run_or_with_the_newest_that_was_offered(
+    tmp_path: Path, recipe_of: Callable[..., Recipe]
+) -> None:
     data, recipe = images(tmp_path / "own.npz"), recipe_of("fednh")  # 1 x 8 x 8
     found = look(tmp_path, SiteUnderCheck(recipe=lambda: recipe), data=data)
     assert findings(found) == [("data", "data-unusable")]
     assert "[1, 12, 12]" in found["data"].message
     assert "[1, 8, 8]" in found["data"].message
     assert "as run small-fednh expects" in look(tmp_path, SiteUnderCheck(recipe=lambda: recipe))["data"].message
-
-
-def test_data_are_compared_with_the_newest_run_that_the_server_offered(
-    tmp_path: Path, recipe_of: Callable[..., Recipe]
-) -> None:
     recipe = recipe_of("fedavg")
     Approvals(tmp_path / "state" / FOLDER).record_offer(Assignment(recipe.name, recipe.wire()))
     found = look(tmp_path, SiteUnderCheck(), data=images(tmp_path / "own.npz", classes=12))
     assert findings(found) == [("data", "data-unusable")]
     assert "as run small-fedavg expects" in look(tmp_path, SiteUnderCheck())["data"].message
-
-
-@pytest.mark.parametrize("quick", [True, False])
-def test_data_that_are_not_there(quick: bool, tmp_path: Path) -> None:
-    found = look(tmp_path, SiteUnderCheck(quick=quick), data={"source": "cifar10", "root": tmp_path / "nowhere"})
-    assert findings(found) == [("data", "data-unusable")]
-    assert "no data at" in found["data"].message
 
 
 def test_data_that_cannot_be_read(tmp_path: Path) -> None:
@@ -295,39 +262,21 @@ def test_image_files_that_cannot_be_read_are_named_up_to_what_is_allowed(
     assert "; and others (`protofed client check` lists all)" in found["data"].message
 
 
-def test_a_file_beside_the_class_folders_is_named(
+def test_images_prepared_otherwise_or_in_no_class_are_named(
     tmp_path: Path, folder: dict[str, Any], named: SiteUnderCheck
 ) -> None:
+    found = look(tmp_path, named, data={**folder, "preprocessing_digest": "0" * 64})
+    assert findings(found) == [("data", "preprocessing-differs")]
     (tmp_path / "images" / "notes").write_text("x", encoding="utf-8")
     assert "notes: in no class's folder (" in look(tmp_path, named, data=folder)["data"].message
     assert findings(look(tmp_path, named, data={**folder, "max_unreadable_fraction": 0.1})) == []
 
 
-def test_a_run_that_prepares_images_otherwise_than_pinned(
-    tmp_path: Path, folder: dict[str, Any], named: SiteUnderCheck
-) -> None:
-    found = look(tmp_path, named, data={**folder, "preprocessing_digest": "0" * 64})
-    assert findings(found) == [("data", "preprocessing-differs")]
-
-
-def test_an_evaluator_needs_a_test_set_only(tmp_path: Path) -> None:
-    np.savez(tmp_path / "t.npz", test_images=np.zeros((4, 5, 6), np.uint8), test_labels=np.arange(4))
-    data = {"source": "npz", "root": tmp_path / "t.npz"}
-    assert "1 x 5 x 6" in look(tmp_path, SiteUnderCheck(), data=data, roles={"evaluator"})["data"].message
-    assert findings(look(tmp_path, SiteUnderCheck(), data=data)) == [("data", "data-unusable")]
-
-
-# Metrics
-
-
-def test_where_metrics_would_be_answered(tmp_path: Path, unused_port: int) -> None:
+def test_where_metrics_would_be_answered_and_a_port_that_is_taken(tmp_path: Path, unused_port: int) -> None:
     listen = f"127.0.0.1:{unused_port}"
     assert look(tmp_path, metrics={"listen": listen})["metrics"].message == f"{listen} is free"
     for bad in ({"listen": "nowhere"}, {"listen": listen, "token": tmp_path / "none"}):
         assert findings(look(tmp_path, metrics=bad)) == [("metrics", "metrics-unusable")]
-
-
-def test_a_port_for_metrics_that_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         where = {"listen": f"127.0.0.1:{other.getsockname()[1]}"}
         assert findings(look(tmp_path, metrics=where)) == [("metrics", "metrics-port-taken")]
@@ -464,22 +413,17 @@ def test_the_doctor_finds_what_the_daemon_declines_by(case: Case, tmp_path: Path
     assert declined is None or f"({declined.value})" in row.message
 
 
-def test_rare_classes_are_not_named_for_others(tmp_path: Path, recipe_of: RecipeOf) -> None:
-    case = CASES["skewed"]
-    message = doctors_row(settings_of(case, tmp_path), recipe_for(case, recipe_of)).message
-    assert "not scored" in message
-    assert not [name for name in CLASSES if name in message]
-
-
-def test_images_without_a_group_are_not_counted_for_others(tmp_path: Path, recipe_of: RecipeOf) -> None:
-    case = CASES["no patient in a path"]
-    message = doctors_row(settings_of(case, tmp_path), recipe_for(case, recipe_of)).message
-    assert "data.group_pattern" in message
-    assert not set("0123456789") & set(message.partition("declines")[2])
-
-
-def test_a_limit_that_the_number_of_images_breaks_is_named_without_it(tmp_path: Path, recipe_of: RecipeOf) -> None:
-    case = CASES["too few images for the least movement"]
-    message = doctors_row(settings_of(case, tmp_path), recipe_for(case, recipe_of)).message
-    assert "limits." in message
-    assert not set("0123456789") & set(message.partition("declines")[2])
+@pytest.mark.parametrize(
+    ("name", "said", "never"),
+    [
+        ("skewed", "not scored", CLASSES),
+        ("no patient in a path", "data.group_pattern", "0123456789"),
+        ("too few images for the least movement", "limits.", "0123456789"),
+    ],
+)
+def test_neither_classes_nor_numbers_are_told_to_others(
+    name: str, said: str, never: Sequence[str], tmp_path: Path, recipe_of: RecipeOf
+) -> None:
+    message = doctors_row(settings_of(CASES[name], tmp_path), recipe_for(CASES[name], recipe_of)).message
+    assert said in message
+    assert not [word for word in never if word in (message.partition("declines")[2] or message)]

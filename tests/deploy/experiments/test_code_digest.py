@@ -64,7 +64,9 @@ def test_a_jobs_code_is_its_own_methods_and_no_others(method: str, recipe_of: Re
         assert any(f"import {other}" in text or f"from {other} import" in text for text in texts), other
 
 
-def test_it_covers_what_computes_and_not_what_shows(recipe_of: Recipes) -> None:
+def test_it_covers_what_computes_and_libraries_and_not_what_shows(
+    recipe_of: Recipes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = modules(recipe_of("fednh"))
     computing = ("client.training.loop", "client.models.networks", "client.data.partition", "client.agent.agent")
     for name in (*computing, "server.rounds.aggregation.aggregation", "common.codec", "deploy.simulation.workers"):
@@ -72,9 +74,6 @@ def test_it_covers_what_computes_and_not_what_shows(recipe_of: Recipes) -> None:
     for name in ("deploy.experiments.table", "deploy.cli.main", "server.rpc.server", "client.transport.grpc_link"):
         assert f"protofed.{name}" not in found
     assert "server.methods.maximal_separation" in {name.removeprefix("protofed.") for name in found}
-
-
-def test_libraries_that_compute_are_part_of_it(recipe_of: Recipes, monkeypatch: pytest.MonkeyPatch) -> None:
     before = code_of(recipe_of("fedavg"))
     assert {"python", "numpy", "torch"} <= before.libraries.keys()
     monkeypatch.setattr("importlib.metadata.version", lambda name: "9.9" if name == "torch" else "1")

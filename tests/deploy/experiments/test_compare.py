@@ -27,7 +27,6 @@ def finished(job: ExperimentJob) -> Result:
 
 
 def table(out: Path) -> dict[str, Any]:
-    """The folder's results for programs."""
     read: dict[str, Any] = json.loads((out / "table.json").read_text())
     return read
 

@@ -42,21 +42,15 @@ def compared(recipe_of: Recipes) -> Comparison:
     return Comparison.of([*done, (nh, result_of(nh, 0, 0.1, 0.25)), (other, None)])
 
 
-def test_a_seed_is_that_of_the_run_and_of_its_data(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_a_seed_is_that_of_the_run_and_tells_jobs_apart(recipe_of: Recipes, tmp_path: Path) -> None:
     jobs = jobs_of([recipe_of("fedavg"), recipe_of("fednh")], [4, 7], None, tmp_path)
     names = ["small-fedavg-seed4", "small-fednh-seed4", "small-fedavg-seed7", "small-fednh-seed7"]
     assert [job.name for job in jobs] == names
     assert [(job.recipe.seed, job.recipe.data and job.recipe.data.seed) for job in jobs] == [(4, 4)] * 2 + [(7, 7)] * 2
+    for most, rounds in ((1, 1), (9, 3)):  # shortened, never lengthened
+        assert [job.recipe.rounds for job in jobs_of([recipe_of("fedavg")], None, most, tmp_path)] == [rounds]
     (own,) = jobs_of([recipe_of("fedavg", seed=3)], None, None, tmp_path)
     assert (own.name, own.recipe.data and own.recipe.data.seed) == ("small-fedavg-seed3", 0)
-
-
-@pytest.mark.parametrize(("most", "rounds"), [(1, 1), (2, 2), (9, 3)])
-def test_recipes_are_shortened_and_never_lengthened(most: int, rounds: int, recipe_of: Recipes, tmp_path: Path) -> None:
-    assert [job.recipe.rounds for job in jobs_of([recipe_of("fedavg")], None, most, tmp_path)] == [rounds]
-
-
-def test_what_cannot_be_told_apart_is_not_compared(recipe_of: Recipes, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"two recipes .*'small-fedavg'"):
         jobs_of([recipe_of("fedavg"), recipe_of("fedavg", seed=1)], None, None, tmp_path)
     with pytest.raises(ConfigError, match="each once"):
@@ -73,7 +67,7 @@ def test_seeds_are_numbers_with_commas(text: str) -> None:
         read_seeds(text)
 
 
-def test_another_recipes_work_is_neither_mixed_nor_lost(recipe_of: Recipes, tmp_path: Path) -> None:
+def test_a_job_keeps_its_recipe_and_its_result(recipe_of: Recipes, tmp_path: Path) -> None:
     job = ExperimentJob(recipe_of("fedavg"), tmp_path / "small-fedavg-seed0")
     job.check()
     job.claim()
@@ -84,9 +78,6 @@ def test_another_recipes_work_is_neither_mixed_nor_lost(recipe_of: Recipes, tmp_
         ExperimentJob(changed, job.folder).check()
     with pytest.raises(StateError, match="holds no job"):
         ExperimentJob.claimed(tmp_path / "nothing")
-
-
-def test_a_result_reads_as_it_was_written_and_without_new_default_keys(recipe_of: Recipes, tmp_path: Path) -> None:
     job = ExperimentJob(recipe_of("fedavg"), tmp_path)
     assert job.result() is None
     wrote = result_of(job.recipe, 0, 0.1, 0.2)
@@ -117,7 +108,7 @@ def test_a_folder_with_something_else_is_refused(recipe_of: Recipes, tmp_path: P
     assert read_contents(tmp_path) == ExperimentContents(jobs=("a-seed0",))
 
 
-def test_a_table_has_a_row_a_recipe_with_mean_and_deviation_over_seeds(compared: Comparison) -> None:
+def test_a_table_has_means_over_seeds_and_its_files_exact_fractions(compared: Comparison) -> None:
     avg, nh = (dict(zip(*lines, strict=True)) for lines in _rows(markdown(compared)))
     assert avg["recipe"] == "small-fedavg"
     assert (avg["seeds"], nh["seeds"]) == ("2", "1 of 2")
@@ -129,6 +120,15 @@ def test_a_table_has_a_row_a_recipe_with_mean_and_deviation_over_seeds(compared:
     assert avg["local"] == "80.0 ± 0.0"  # (3 * 1.0 + 1 * 0.2) / 4
     assert "few" not in avg
     assert "sample standard deviation (n - 1) over seeds" in caption(compared)
+    lines = [line.split(",")[:3] for line in comma_separated(compared).splitlines()]
+    assert lines[0] == ["recipe", "seed", "GM"]
+    assert lines[1:5] == [["small-fedavg", *cells] for cells in (["0", "0.5"], ["1", "0.7"], ["mean", "0.6"])] + [
+        ["small-fedavg", "std", lines[4][2]]
+    ]
+    assert float(lines[4][2]) == pytest.approx(0.02**0.5)  # of 0.5 and 0.7, over n - 1 = 1
+    read = json.loads(as_json(compared))
+    assert read["rows"][1]["values"]["GM"] == {"mean": 0.25, "std": None, "seeds": {"0": 0.25}}
+    assert read["rows"][0]["seconds"] == {"0": 1.5, "1": 1.5}
 
 
 @pytest.mark.parametrize(
@@ -164,18 +164,6 @@ def test_the_caption_says_whose_own_scores_stay_because_of_noise(
     assert ("plan.dp" in text) is bool(noisy)
 
 
-def test_files_for_programs_have_exact_fractions_by_seed(compared: Comparison) -> None:
-    lines = [line.split(",")[:3] for line in comma_separated(compared).splitlines()]
-    assert lines[0] == ["recipe", "seed", "GM"]
-    assert lines[1:5] == [["small-fedavg", *cells] for cells in (["0", "0.5"], ["1", "0.7"], ["mean", "0.6"])] + [
-        ["small-fedavg", "std", lines[4][2]]
-    ]
-    assert float(lines[4][2]) == pytest.approx(0.02**0.5)  # of 0.5 and 0.7, over n - 1 = 1
-    read = json.loads(as_json(compared))
-    assert read["rows"][1]["values"]["GM"] == {"mean": 0.25, "std": None, "seeds": {"0": 0.25}}
-    assert read["rows"][0]["seconds"] == {"0": 1.5, "1": 1.5}
-
-
 @pytest.mark.parametrize(
     ("metric", "nearest"),
     [
@@ -202,7 +190,7 @@ def test_each_known_column_is_named_once(recipe_of: Recipes, tmp_path: Path) -> 
     assert len(names) == len(set(names))
 
 
-def test_columns_may_be_named(recipe_of: Recipes) -> None:
+def test_columns_may_be_named_and_need_sizes(recipe_of: Recipes) -> None:
     recipe = recipe_of("fedavg")
     metrics = ["loss", "personal.pm_v:worst", "personal.pm_v:active", "global.accuracy:recent", "loss:std"]
     held_out = {"site-8": {"personal.pm_v": 0.3}, "site-9": {"personal.pm_v": 0.9}}
@@ -226,10 +214,6 @@ def test_columns_may_be_named(recipe_of: Recipes) -> None:
         Comparison.of([(recipe, result_of(recipe, 0, 0.2))], CompareOptions(["global.acuracy"]))
     with pytest.raises(ConfigError, match="'worst'"):
         Comparison.of([(recipe, result_of(recipe, 0, 0.2))], CompareOptions(["loss:wurst"]))
-
-
-def test_a_local_score_without_a_size_is_an_error(recipe_of: Recipes) -> None:
-    recipe = recipe_of("fedavg")
     result = result_of(recipe, 0, 0.2).model_copy(update={"local_test_examples": {"site-1": 3}})
     with pytest.raises(DataError, match="site-2"):
         Comparison.of([(recipe, result)])
@@ -255,9 +239,10 @@ def test_curves_are_drawn_of_what_there_is(compared: Comparison, tmp_path: Path)
     names = ("global-accuracy", "personal-pm_v", "personal-pm_l", "personal-local-accuracy")
     assert {path.name for path in paths} == {f"curve-{name}.{kind}" for name in names for kind in ("png", "svg")}
     assert all(path.read_bytes().startswith((b"\x89PNG", b"<?xml")) for path in paths)
-    before = [path.read_bytes() for path in paths]
     assert set(tmp_path.iterdir()) == {*paths, foreign}
-    assert [path.read_bytes() for path in draw(curves_of(compared.results), tmp_path)] == before
+    (again := tmp_path / "again").mkdir()
+    for path in draw(curves_of(compared.results)[:1], again):
+        assert path.read_bytes() == (tmp_path / path.name).read_bytes()
 
 
 def test_a_curve_has_the_rounds_that_all_seeds_have(recipe_of: Recipes) -> None:
@@ -278,7 +263,9 @@ def test_names_at_the_ends_of_lines_are_apart_and_in_order(heights: list[float])
     assert sorted(range(len(moved)), key=lambda k: moved[k]) == sorted(range(len(heights)), key=lambda k: heights[k])
 
 
-def test_a_useless_model_is_named_below_the_table(compared: Comparison, recipe_of: Recipes) -> None:
+def test_useless_models_are_named_below_the_table_the_first_ones_of_many(
+    compared: Comparison, recipe_of: Recipes
+) -> None:
     assert compared.warnings == []
     assert all(row["warnings"] == [] for row in json.loads(as_json(compared))["rows"])
     recipe = recipe_of("fedavg")
@@ -294,9 +281,6 @@ def test_a_useless_model_is_named_below_the_table(compared: Comparison, recipe_o
         show(comparison, console)
     for text in (captured.get(), markdown(comparison)):
         assert f"small-fedavg, seed 4: one-class: {warning.text}" in text.splitlines()
-
-
-def test_of_many_useless_models_the_option_is_named_that_shows_all(recipe_of: Recipes) -> None:
     result = result_of(recipe_of("fedavg"), 0, 0.5)
     one_class = {"personal.local.recall.0": 1.0, "personal.local.recall.1": 0.0}
     result.scores[1].update({f"site-{number}": dict(one_class) for number in range(5)})
@@ -309,9 +293,6 @@ def _rows(text: str) -> list[tuple[list[str], list[str]]]:
     table = text.partition("\n\n")[0]
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     return [(lines[0], row) for row in lines[2:]]
-
-
-# One key, several values
 
 
 def test_a_recipe_is_varied_over_the_values_of_a_key() -> None:

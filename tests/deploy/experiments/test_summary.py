@@ -52,7 +52,7 @@ def summary(scores: Any, cohorts: Any, tested: Any) -> Summary:
     return summarise(Result.model_construct(**known))
 
 
-def test_best_mean_accuracy_is_the_reference_number() -> None:
+def test_a_runs_scores_are_the_reference_numbers() -> None:
     golden = np.load(GOLDEN)
     tested = dict(zip(SITES, golden["best_mean_n_test"].tolist(), strict=True))
     found = summary(rounds_of(golden["best_mean_round_acc"].tolist()), {}, tested)
@@ -61,10 +61,6 @@ def test_best_mean_accuracy_is_the_reference_number() -> None:
     assert found.local[2] == pytest.approx(float(golden["best_mean_accuracy"]))
     assert found.round == 3
     assert found.local[3] == pytest.approx(0.522)
-
-
-def test_personal_scores_over_sites_are_the_reference_numbers() -> None:
-    golden = np.load(GOLDEN)
     both = rounds_of([golden["PML_per_client"].tolist()], "personal.pm_l")
     for site, value in zip(SITES, golden["PMV_per_client"].tolist(), strict=True):
         both[1][site]["personal.pm_v"] = value
@@ -76,7 +72,7 @@ def test_personal_scores_over_sites_are_the_reference_numbers() -> None:
     assert found.active == found.sites
 
 
-def test_active_sites_are_those_of_the_last_rounds_cohort() -> None:
+def test_active_sites_are_the_last_cohorts_and_a_round_is_pooled_over_its_sites() -> None:
     scores = rounds_of([[0.9, 0.9, 0.9, 0.9], [0.2, 0.4, 0.6, 0.8]])
     scores[2]["eva"] = {"global.accuracy": 0.7}
     found = summary(scores, {1: ("cyd", "dan"), 2: ("ann", "bob", "zoe")}, {})
@@ -84,19 +80,15 @@ def test_active_sites_are_those_of_the_last_rounds_cohort() -> None:
     assert found.active == {LOCAL: spread([0.2, 0.4])}
     assert found.sites["global.accuracy"].mean == 0.7
     assert found.local == {}
-
-
-def test_a_round_is_pooled_over_the_sites_that_have_the_score() -> None:
     scores = {7: {"ann": {LOCAL: 1.0}, "bob": {"x": 1.0}, "cyd": {LOCAL: 0.25}}, 5: {"ann": {"x": 0.0}}}
-    found = local_accuracies(scores, {"ann": 1, "bob": 50, "cyd": 2}, LOCAL)
-    assert found == {7: 0.5}
-
-
-def test_the_global_model_on_local_tests_is_pooled_apart() -> None:
+    assert local_accuracies(scores, {"ann": 1, "bob": 50, "cyd": 2}, LOCAL) == {7: 0.5}
     scores = {1: {"ann": {LOCAL: 1.0, "global.local.accuracy": 0.5}, "bob": {"global.local.accuracy": 0.0}}}
     found = summary(scores, {}, {"ann": 3, "bob": 1})
     assert found.local == {1: 1.0}
     assert found.shared_local == {1: 0.375}
+    found = summary({}, {}, {"ann": 3})
+    assert (found.round, found.sites, found.active, found.recent, found.local) == (0, {}, {}, {}, {})
+    assert (found.worst_class, found.shared_local) == ({}, {})
 
 
 @pytest.mark.parametrize("tested", [{"bob": 3}, {"ann": 0, "bob": 3}])
@@ -105,16 +97,13 @@ def test_a_site_without_its_size_is_refused(tested: dict[str, int]) -> None:
         summary(rounds_of([[0.1, 0.2]]), {}, tested)
 
 
-def test_recent_is_the_mean_of_the_last_ten_rounds_that_have_the_score() -> None:
+def test_recent_and_worst_class_are_over_rounds_and_sites() -> None:
     scores = rounds_of([[float(number), number + 2.0] for number in range(1, 13)])  # means 2 to 13
     scores[12]["eva"] = {"global.accuracy": 0.5}
     scores[20] = {"eva": {"global.accuracy": 0.25}}
     found = recent(over_sites(dict(reversed(scores.items())), {}))
     assert found == {LOCAL: pytest.approx(sum(range(4, 14)) / 10), "global.accuracy": 0.375}
     assert recent(over_sites(scores, {}), rounds=1) == {LOCAL: 13.0, "global.accuracy": 0.25}
-
-
-def test_the_worst_class_has_the_smallest_recall_in_the_mean_over_sites() -> None:
     by_site = {
         "ann": {"personal.recall.2": 0.5, "personal.recall.10": 0.0, "personal.local.recall.1": 0.75},
         "bob": {"personal.recall.2": 0.25, "personal.recall.10": 1.0, "personal.accuracy": 0.0},
@@ -122,12 +111,6 @@ def test_the_worst_class_has_the_smallest_recall_in_the_mean_over_sites() -> Non
     }
     found = worst_classes(spreads(by_site))
     assert found == {"personal": 0.375, "personal.local": 0.75, "global": 0.5}
-
-
-def test_a_run_without_scores_has_an_empty_summary() -> None:
-    found = summary({}, {}, {"ann": 3})
-    assert (found.round, found.sites, found.active, found.recent, found.local) == (0, {}, {}, {}, {})
-    assert (found.worst_class, found.shared_local) == ({}, {})
 
 
 Recipes = Callable[..., Recipe]
@@ -150,15 +133,15 @@ def cells(comparison: Comparison) -> list[dict[str, str]]:
     return [dict(zip(split[0], row, strict=True)) for row in split[2:]]
 
 
-def test_costs_add_up_round_by_round(recipe_of: Recipes) -> None:
+def test_costs_add_up_round_by_round_by_the_sites_mean(recipe_of: Recipes) -> None:
     result = costly(recipe_of("fedavg"), 0, 0.1, 0.2, 0.3)
     assert costs(result) == {1: Cost(3 * 10**6, 2.5), 2: Cost(6 * 10**6, 5.0), 3: Cost(9 * 10**6, 7.5)}
     assert costs(result_of(recipe_of("fedavg"), 0, 0.1)) == {}
-
-
-def test_of_a_rounds_sites_the_mean_counts(recipe_of: Recipes) -> None:
     result = costly(recipe_of("fedavg"), 0, 0.1, 0.2).model_copy(update={"trained": {1: {ONE: 20}, 2: {TWO: 5}}})
     assert [cost.epochs for cost in costs(result).values()] == [4.0, 5.0]
+    result = result_of(recipe_of("fedavg"), 0, 0.2)
+    (row,) = cells(Comparison.of([(result.recipe, result)]))
+    assert not {"MB", "epochs"} & row.keys()
 
 
 def test_a_table_has_what_the_runs_cost_and_what_a_score_took(recipe_of: Recipes) -> None:
@@ -175,12 +158,6 @@ def test_a_table_has_what_the_runs_cost_and_what_a_score_took(recipe_of: Recipes
     assert of_rep["epochs to 50 %"] == "10.5 (1 of 2)"
     never = CompareOptions(target=Target("global.accuracy", 0.95))
     assert cells(Comparison.of([(results[0].recipe, results[0])], never))[0]["MB to 95 %"] == "–"
-
-
-def test_a_run_without_records_of_its_cost_has_none(recipe_of: Recipes) -> None:
-    result = result_of(recipe_of("fedavg"), 0, 0.2)
-    (row,) = cells(Comparison.of([(result.recipe, result)]))
-    assert not {"MB", "epochs"} & row.keys()
 
 
 @pytest.mark.parametrize(
@@ -203,7 +180,7 @@ def test_a_target_is_a_score_and_a_number(text: str) -> None:
         Target.read(text)
 
 
-def test_curves_over_a_cost_are_drawn_where_recipes_differ_in_it(recipe_of: Recipes) -> None:
+def test_curves_over_a_cost_are_drawn_where_recipes_differ_over_the_seeds_mean(recipe_of: Recipes) -> None:
     avg, rep = recipe_of("fedavg"), recipe_of("fedrep")
 
     def drawn(up: int, epochs: int) -> set[tuple[str, str]]:
@@ -215,9 +192,6 @@ def test_curves_over_a_cost_are_drawn_where_recipes_differ_in_it(recipe_of: Reci
     assert drawn(1, 2) == set()
     assert drawn(4, 2) == {(score, "bytes") for score in scores}
     assert drawn(1, 10) == {(score, "epochs") for score in scores}
-
-
-def test_a_curve_over_a_cost_has_the_seeds_mean_of_it(recipe_of: Recipes) -> None:
     recipe = recipe_of("fedavg")
     results = [costly(recipe, 0, 0.1, 0.2), costly(recipe, 1, 0.3, 0.4, up=3)]
     found = over_axis(results, "global.accuracy", AXES[1])

@@ -73,7 +73,7 @@ def test_another_round_is_told_beside_the_best(
     assert "chosen by" not in made["scores"]["of"]
 
 
-def test_a_round_that_is_no_longer_kept_and_one_that_is_none_are_refused(
+def test_a_round_that_is_not_kept_or_none_and_a_sites_best_are_refused(
     protofed: Says, state: Path, tmp_path: Path
 ) -> None:
     order = ("export", RUN, "--model", "global", "--state", state, "--out", tmp_path / "m")
@@ -81,12 +81,8 @@ def test_a_round_that_is_no_longer_kept_and_one_that_is_none_are_refused(
     assert (code, "keeps no state of round 2" in err) == (78, True)
     code, _, err = protofed(*order, "--round", "latest")
     assert (code, "expected a number, best or newest" in err) == (78, True)
-
-
-def test_a_sites_own_model_has_no_best_round(protofed: Says, state: Path, tmp_path: Path) -> None:
     site = state / "sites" / "site-1"
-    order = ("export", RUN, "--model", "personal", "--site-state", site, "--state", state, "--out", tmp_path / "m")
-    code, _, err = protofed(*order, "--round", "best")
+    code, _, err = protofed(*order, "--model", "personal", "--site-state", site, "--round", "best")
     assert (code, "ask the coordinator for the number" in err) == (78, True)
 
 

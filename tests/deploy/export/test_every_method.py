@@ -67,6 +67,8 @@ def test_the_global_model_predicts_what_the_evaluator_scored(method: str, export
     recorded = done.scores["evaluator"]["global.accuracy"]
     check(tmp_path, done, recorded)
     assert facts.scores.values["global.accuracy"] == recorded
+    if method in MISSION:
+        assert facts.model.head == {"fednh": "cosine", "fedprp": "nearest"}.get(method, "own")
 
 
 @pytest.mark.parametrize("method", _soonest(METHODS))

@@ -56,7 +56,7 @@ def test_runtimes_agree_on_pixels_whatever_the_head(head: str) -> None:
         assert path not in data
 
 
-def test_a_class_without_prototype_has_no_probability() -> None:
+def test_heads_predict_by_their_prototypes_or_else_linearly() -> None:
     torch.manual_seed(0)
     source = headed(build(MLP, SMALL, 10), "nearest", 10)
     pixels = torch.rand(4, *SMALL.shape)
@@ -66,12 +66,12 @@ def test_a_class_without_prototype_has_no_probability() -> None:
     torch.testing.assert_close(logits, expected)
     assert (logits[:, 3] == -torch.inf).all()
     assert (probabilities[:, 3] == 0).all()
-
-
-def test_without_any_prototype_the_linear_head_predicts() -> None:
     model = build(MLP, SMALL, 10)
     model.head = PrototypeHead(model.head, 10)
     assert DeployedModel(model, SMALL).head == "own"
+    features, rows = torch.randn(6, 5), torch.randn(4, 5)
+    found = NearestHead(rows, torch.ones(4))(features)
+    torch.testing.assert_close(found, -torch.cdist(features, rows))
 
 
 @pytest.mark.parametrize("head", ["own", "cosine", "nearest"])
@@ -86,14 +86,12 @@ def test_a_model_is_made_again_from_its_weights(head: Any) -> None:
         rebuild(NamedOptions(name="digits-cnn"), SMALL, 10, head, first.weights())
 
 
-def test_a_wrong_graph_is_never_taken_for_the_model() -> None:
+def test_a_graph_that_is_wrong_unknown_or_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     data = to_onnx(DeployedModel(build(MLP, SMALL, 10), SMALL), SMALL, {})
     with pytest.raises(ExportError, match="differ by"):
         difference(DeployedModel(build(MLP, SMALL, 10), SMALL), SMALL, answer_of(data))
 
-
-def test_a_layer_that_onnx_does_not_know_is_named() -> None:
     class Odd(nn.Module):
         def forward(self, features: torch.Tensor) -> torch.Tensor:
             return features * 2 if bool(features.sum() > 0) else features
@@ -102,19 +100,9 @@ def test_a_layer_that_onnx_does_not_know_is_named() -> None:
     model.body.add_module("odd", Odd())
     with pytest.raises(ConfigError, match="cannot be made ONNX"):
         to_onnx(DeployedModel(model, SMALL), SMALL, {})
-
-
-def test_a_model_larger_than_a_file_may_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "LARGEST", 1000)
     with pytest.raises(ConfigError, match="--format"):
         to_onnx(DeployedModel(build(MLP, SMALL, 10), SMALL), SMALL, {})
-
-
-def test_distances_are_those_of_the_method() -> None:
-    torch.manual_seed(0)
-    features, rows = torch.randn(6, 5), torch.randn(4, 5)
-    found = NearestHead(rows, torch.ones(4))(features)
-    torch.testing.assert_close(found, -torch.cdist(features, rows))
 
 
 @pytest.mark.slow

@@ -119,14 +119,19 @@ def test_a_changed_record_is_told_otherwise(row: str) -> None:
     assert [words for words in absent if words in text] == []
 
 
-def test_warnings_stand_before_anything_good() -> None:
+def test_warnings_come_first_and_only_what_the_record_says() -> None:
     text = told({"warnings": [warning()]})
     assert text.index("**Warning.**") < text.index("An image classifier") < text.index("accuracy")
     assert text.index("| global.balanced_accuracy |") < text.index("| global.accuracy |")
     assert "| accuracy of always naming the test set's commonest class | 0.6250 |" in text
+    alone = attempt(1, outcome="degraded", tasks=ALONE)
+    assert "from the updates of 1 site. It is the model after round 1; 2 of 2" in told({"rounds.1": alone}, round=1)
+    text = card(facts(kind="personal"), ("model.onnx",), None)
+    assert "planned rounds" not in text
+    assert "updates of" not in text
 
 
-def test_chance_is_that_of_the_classes_in_the_test_set() -> None:
+def test_scores_are_told_with_chance_and_who_took_them_on_what() -> None:
     two = {"global.balanced_accuracy": 0.5, "global.recall.0": 1.0, "global.recall.2": 0.0}
     values = {**two, "global.local.balanced_accuracy": 0.5, "global.local.recall.0": 1.0}
     text = card(facts(scores=ModelScores(of="recorded", values=values)), ("model.onnx",), None)
@@ -134,26 +139,6 @@ def test_chance_is_that_of_the_classes_in_the_test_set() -> None:
     assert "global.local.balanced_accuracy by chance" not in text
     none = card(facts(scores=ModelScores(of="recorded", values={"global.accuracy": 0.5})), ("model.onnx",), None)
     assert "by chance" not in none
-
-
-def test_an_earlier_model_has_its_own_contributors() -> None:
-    alone = attempt(1, outcome="degraded", tasks=ALONE)
-    assert "from the updates of 1 site. It is the model after round 1; 2 of 2" in told({"rounds.1": alone}, round=1)
-
-
-def test_a_card_without_a_record_claims_nothing_of_the_run() -> None:
-    text = card(facts(kind="personal"), ("model.onnx",), None)
-    assert "planned rounds" not in text
-    assert "updates of" not in text
-
-
-def of(scores: dict[str, dict[str, float]]) -> str:
-    """On whose test images the scores were taken."""
-    state: Payload = {}
-    return _scored(PublishedState(small_recipe("fedavg"), 2, Digest("c" * 64), state, scores)).of
-
-
-def test_scores_are_told_with_who_took_them_on_what() -> None:
     own, shared = {"global.local.accuracy": 0.5, "personal.accuracy": 0.5}, {"global.accuracy": 0.5}
     assert of({"eva": shared, "ann": {"loss": 1.0}}) == (
         "recorded in the run after round 2, `global.*` on the test images of eva"
@@ -164,7 +149,10 @@ def test_scores_are_told_with_who_took_them_on_what() -> None:
     assert of({"ann": {"personal.accuracy": 0.5}}) == "none were taken after round 2"
 
 
-# Which round
+def of(scores: dict[str, dict[str, float]]) -> str:
+    """On whose test images the scores were taken."""
+    state: Payload = {}
+    return _scored(PublishedState(small_recipe("fedavg"), 2, Digest("c" * 64), state, scores)).of
 
 
 def best(round: int, value: float, score: str = "global.balanced_accuracy") -> dict[str, Any]:
@@ -196,11 +184,8 @@ def test_a_chosen_round_is_told_with_its_score_the_newest_rounds_and_that_it_is_
     assert text in card(facts(1), ("model.onnx",), None, RunView(run_record(changes)), "best")
 
 
-def test_a_run_without_the_score_says_so() -> None:
+def test_a_run_without_the_score_by_one_class_or_stopped_early_says_so() -> None:
     assert why("newest", 2, {"best": None}).endswith("no score judges the run's rounds.")
-
-
-def test_a_round_chosen_by_one_class_is_told_with_that_classs_recall() -> None:
     recalls = {
         which: {"round": n, "sites": {"eva": {"global.recall.1": v}}}
         for which, n, v in (("best", 1, 0.75), ("newest", 2, 0.25))
@@ -208,8 +193,5 @@ def test_a_round_chosen_by_one_class_is_told_with_that_classs_recall() -> None:
     changes = {**best(1, 0.75, "global.recall.1"), "classes": {"judged_by": "global.recall.1", **recalls}}
     text = why("best", 1, changes)
     assert "best round by global.recall.1: 0.7500; the newest scored round, 2, has 0.2500" in text
-
-
-def test_a_run_that_stopped_early_says_so_beside_its_rounds() -> None:
     changes = {"recipe.rounds": 150, "run.reason": "stopped early after round 2: x no better since round 1"}
     assert "2 of 150 planned rounds are finished (stopped early after round 2: x no better" in told(changes)

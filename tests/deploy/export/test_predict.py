@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from safetensors.numpy import load, save
+from tests.support.command_line import called
 from tests.support.finished_runs import FinishedRun, finished_run
 from tests.support.image_files import dicom
 
@@ -25,7 +26,6 @@ from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.tables import Input
 from protofed.common.errors import ConfigError, DataError, OutOfSpaceError
-from protofed.deploy.cli import main
 from protofed.deploy.export import model_folder
 from protofed.deploy.export.export import ExportRequest, export
 from protofed.deploy.export.images import images_of
@@ -59,7 +59,6 @@ def exported(done: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture
 def model(exported: Path, tmp_path: Path) -> Path:
-    """A copy to be changed."""
     return Path(shutil.copytree(exported, tmp_path / "model"))
 
 
@@ -99,15 +98,6 @@ def test_files_are_classified_as_the_run_did(
         assert row["name"] == row["class"]
 
 
-def test_both_runtimes_agree(exported: Path, pngs: Path, tmp_path: Path) -> None:
-    asked(exported, pngs / "3", tmp_path, runtime="torch")
-    by_torch = table(tmp_path / "p.csv")
-    asked(exported, pngs / "3", tmp_path, runtime="onnx", batch=7)
-    for one, other in zip(by_torch, table(tmp_path / "p.csv"), strict=True):
-        assert [one["path"], one["class"]] == [other["path"], other["class"]]
-        assert all(float(one[f"p_{c}"]) == pytest.approx(float(other[f"p_{c}"]), abs=1e-5) for c in range(10))
-
-
 def test_an_archive_is_classified_like_files(exported: Path, done: FinishedRun, tmp_path: Path) -> None:
     np.savez(tmp_path / "some.npz", images=done.test.images[:30, 0].numpy())
     found = asked(exported, tmp_path / "some.npz", tmp_path)
@@ -132,19 +122,15 @@ def test_unreadable_files_are_named_when_the_others_are_done(
     whole = sorted((folder / "5").glob("*.png"))
     (folder / "half.png").write_bytes(whole[0].read_bytes()[:60])
     (folder / "notes.txt").write_text("no image, and not taken for one", encoding="utf-8")
-    command = ["predict", str(exported), str(folder), "--out", str(tmp_path / "p.csv")]
-    for more, code in (([], 65), (["--skip-unreadable"], 0)):
-        with pytest.raises(SystemExit) as end:
-            main.main([*command, *more])
-        out, err = capfd.readouterr()
-        assert int(end.value.code or 0) == code, err
+    command = ("predict", exported, folder, "--out", tmp_path / "p.csv")
+    for more, wanted in (([], 65), (["--skip-unreadable"], 0)):
+        code, out, err = called(capfd, *command, *more)
+        assert code == wanted, err
         assert f"{len(whole)} images by onnx, 2 unreadable" in out
         assert "unreadable: broken.png" in err
         assert "unreadable: half.png" in err
         assert len(table(tmp_path / "p.csv")) == len(whole)
-    with pytest.raises(SystemExit):
-        main.main([*command, "--json", "--skip-unreadable"])
-    told = json.loads(capfd.readouterr().out)
+    told = json.loads(called(capfd, *command, "--json", "--skip-unreadable")[1])
     assert [one["path"] for one in told["unreadable"]] == ["broken.png", "half.png"]
 
 
@@ -160,16 +146,22 @@ def test_a_full_disk_is_told_and_leaves_no_half_table(
     assert not list(tmp_path.glob("p.csv*"))
 
 
-def test_no_images_are_no_table(exported: Path, tmp_path: Path) -> None:
+def test_without_images_gpu_or_pillow_there_is_no_table(
+    exported: Path, tmp_path: Path, pngs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="has no images"):
         asked(exported, tmp_path / "empty", tmp_path)
     with pytest.raises(DataError, match="no folder"):
         asked(exported, tmp_path / "nowhere", tmp_path)
     assert not list(tmp_path.glob("p.csv*"))
-
-
-# Pixels
+    with pytest.raises(ConfigError, match="GPU"):
+        asked(exported, pngs, tmp_path, runtime="onnx", device="cuda:63")
+    with pytest.raises(ConfigError, match="expected auto, cpu, cuda"):
+        asked(exported, pngs, tmp_path, device="gpu")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ConfigError, match=r"\.whl\[export\]'"):
+        asked(exported, pngs, tmp_path)
 
 
 def test_images_are_prepared_as_the_runs_sites_prepare_theirs(tmp_path: Path) -> None:
@@ -216,9 +208,6 @@ def test_hidden_files_are_left_out_and_all_levels_are_read(tmp_path: Path) -> No
     assert [images.name(i) for i in range(len(images))] == ["a/b/one.PNG", "four.jpeg", "three.bmp", "two.tif"]
     with pytest.raises(ConfigError, match="5 channels"):
         images_of(tmp_path, Input(shape=(5, 8, 8)))
-
-
-# Models that are not what was exported
 
 
 def edit(model: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -299,20 +288,9 @@ def test_code_that_is_not_ours_is_never_run_unasked(model: Path, pngs: Path, tmp
         asked(model, pngs, tmp_path, runtime="torch", allowed=frozenset({"evil_models:make"}))
 
 
-# What is installed
-
-
 def test_onnx_runtime_is_enough(exported: Path, pngs: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-c",
-        WITHOUT,
-        "predict",
-        str(exported),
-        str(pngs / "1"),
-        "--out",
-        str(tmp_path / "p.csv"),
-    ]
+    words = ["predict", str(exported), str(pngs / "1"), "--out", str(tmp_path / "p.csv")]
+    command = [sys.executable, "-c", WITHOUT, *words]
     by_itself = subprocess.run(command, capture_output=True, text=True, check=False)
     assert by_itself.returncode == 0, by_itself.stderr
     assert " images by onnx, 0 unreadable" in by_itself.stdout
@@ -339,16 +317,3 @@ def test_a_missing_package_is_named_with_its_remedy(
     with pytest.raises(ConfigError, match=rf"{package} is not installed.*\.whl\[export\]'"):
         export(ExportRequest(done.run, "global", tmp_path / "m", "onnx", state=done.state))
     assert not (tmp_path / "m").exists()
-
-
-def test_pillow_is_asked_for(exported: Path, pngs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ConfigError, match=r"\.whl\[export\]'"):
-        asked(exported, pngs, tmp_path)
-
-
-def test_a_gpu_that_is_not_there_is_refused(exported: Path, pngs: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="GPU"):
-        asked(exported, pngs, tmp_path, runtime="onnx", device="cuda:63")
-    with pytest.raises(ConfigError, match="expected auto, cpu, cuda"):
-        asked(exported, pngs, tmp_path, device="gpu")

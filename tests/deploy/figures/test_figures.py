@@ -72,34 +72,28 @@ def kinds(paths: Sequence[Path]) -> Counter[str]:
     return counted
 
 
-def test_cosines_are_of_directions() -> None:
+def test_cosines_groups_and_shares_by_hand() -> None:
     rows = np.array([[2.0, 0.0], [0.0, 3.0], [-1.0, 0.0], [0.0, 0.0]])
     np.testing.assert_allclose(cosines(rows), [[1, 0, -1, 0], [0, 1, 0, 0], [-1, 0, 1, 0], [0, 0, 0, 0]])
-
-
-def test_classes_of_a_group_are_compared_with_each_other_and_with_the_rest() -> None:
     similarity = np.array([[1, 0.5, 0.1], [0.5, 1, 0.3], [0.1, 0.3, 1]])
     assert within_and_between(similarity, {"a": [0, 1], "b": [2]}) == pytest.approx((0.5, 0.2))
     assert within_and_between(similarity, {"all": [0, 1, 2]}) is None
-
-
-def test_shares_of_norms_leave_directions_out() -> None:
     np.testing.assert_allclose(norm_shares(np.array([[3.0, 4.0], [0.0, -5.0], [0.0, 0.0]])), [0.5, 0.5, 0])
-
-
-def test_groups_are_read_or_those_of_the_data() -> None:
+    scores = {f"global.recall.{c}": c / 10 for c in range(10)}
+    assert group_recalls(scores, 10) == pytest.approx({"many": 0.05, "medium": 0.3, "few": 0.7, "all": 0.45})
+    turned = group_recalls(scores, 10, tuple(range(9, -1, -1)))
+    assert turned == pytest.approx({"many": 0.85, "medium": 0.6, "few": 0.2, "all": 0.45})
+    assert group_recalls(scores, 11) == {}
+    assert "many" not in group_recalls(scores, 4)
     assert read_groups("b: 2,0; a:1", "digits", 3) == {"b": [2, 0], "a": [1]}
     assert read_groups("a:1", "digits", 3) == {"a": [1], "others": [0, 2]}
     assert read_groups(None, "digits", 3) == {"classes": [0, 1, 2]}
     assert read_groups(None, "cifar10", 10)["vehicles"] == [0, 1, 8, 9]
     assert sorted(c for members in CIFAR100.values() for c in members) == list(range(100))
     assert {len(members) for members in CIFAR100.values()} == {5}
-
-
-@pytest.mark.parametrize("text", ["", "a", "a:", ":1", "a:x", "a:1;b:1", "a:7", "a:-1"])
-def test_groups_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="group"):
-        read_groups(text, "digits", 3)
+    for text in ("", "a", "a:", ":1", "a:x", "a:1;b:1", "a:7", "a:-1"):
+        with pytest.raises(ConfigError, match="group"):
+            read_groups(text, "digits", 3)
 
 
 @pytest.mark.parametrize("seed", [0, 3])
@@ -155,28 +149,16 @@ def test_tsne_is_deterministic_and_places_a_prototype_among_its_class() -> None:
     assert tsne(features, {})[0].shape == (40, 2)
 
 
-def test_a_ring_keeps_angles() -> None:
+def test_a_ring_keeps_angles_and_heads_point_with_their_rows(finished: Finished) -> None:
     features = np.array([[3.0, 0.0], [0.0, -0.1]])
     ring = on_ring(features, np.array([0, 1]))
     np.testing.assert_allclose(ring / np.linalg.norm(ring, axis=1, keepdims=True), [[1, 0], [0, -1]], atol=1e-12)
     assert np.all(np.abs(np.linalg.norm(ring, axis=1) - 1) <= 0.11)
-
-
-def test_heads_without_prototypes_point_with_their_rows(finished: Finished) -> None:
     run = finished("spiral")
     plane = by_angle(run, embedded(run, 50))
     weight = run.state[Part.HEAD]["weight"]
     assert sorted(plane.marks) == list(range(6))
     np.testing.assert_allclose(plane.marks[3], weight[3] / np.linalg.norm(weight[3]), atol=1e-6)
-
-
-def test_groups_are_means_of_recalls() -> None:
-    scores = {f"global.recall.{c}": c / 10 for c in range(10)}
-    assert group_recalls(scores, 10) == pytest.approx({"many": 0.05, "medium": 0.3, "few": 0.7, "all": 0.45})
-    turned = group_recalls(scores, 10, tuple(range(9, -1, -1)))
-    assert turned == pytest.approx({"many": 0.85, "medium": 0.6, "few": 0.2, "all": 0.45})
-    assert group_recalls(scores, 11) == {}
-    assert "many" not in group_recalls(scores, 4)
 
 
 def result_of(recipe: Recipe, accuracy: float) -> Result:
@@ -185,7 +167,7 @@ def result_of(recipe: Recipe, accuracy: float) -> Result:
     return results.result_of(recipe, recipe.seed).model_copy(update=changes)
 
 
-def test_an_ablation_goes_over_one_option_and_all_seeds(recipe_of: Recipes) -> None:
+def test_an_ablation_goes_over_one_number_and_all_seeds(recipe_of: Recipes) -> None:
     def made(rho: float | None, accuracy: float, seed: int = 0, **more: object) -> Result:
         recipe = recipe_of("fednh", name=f"rho-{seed}-{100 * accuracy:.0f}", seed=seed, **more)
         method = NamedOptions.model_validate(
@@ -205,9 +187,6 @@ def test_an_ablation_goes_over_one_option_and_all_seeds(recipe_of: Recipes) -> N
         ablation(results, "method.prototype_momentum", "global.acuracy")
     with pytest.raises(ConfigError, match="finished"):
         ablation([], "method.prototype_momentum", "global.accuracy")
-
-
-def test_an_option_is_a_number_of_the_recipe_or_of_its_methods_defaults(recipe_of: Recipes) -> None:
     recipe = recipe_of("cwfedavg")
     assert [option_of(recipe, name) for name in ("method.wdr", "plan.lr", "data.partition.beta")] == [5.0, 0.05, 0.5]
     for name in ("method.nothing", "method.name", "plan", "plan.drop_last"):

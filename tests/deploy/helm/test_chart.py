@@ -59,7 +59,7 @@ def test_every_object_says_what_it_belongs_to(case: str) -> None:
 
 
 @cases
-def test_nothing_has_rights(case: str) -> None:
+def test_nothing_has_rights_and_one_process_has_a_state_folder_that_stays(case: str) -> None:
     for stateful in of_kind(case, "StatefulSet"):
         spec = pod(stateful)
         assert spec["automountServiceAccountToken"] is False
@@ -76,15 +76,7 @@ def test_nothing_has_rights(case: str) -> None:
             }
             assert container["resources"]["limits"]["memory"]
             assert {"cpu", "memory"} <= set(container["resources"]["requests"])
-
-
-@cases
-def test_variables_that_kubernetes_makes_of_services_are_not_taken_for_settings(case: str) -> None:
     assert all(pod(stateful)["enableServiceLinks"] is False for stateful in of_kind(case, "StatefulSet"))
-
-
-@cases
-def test_one_process_has_a_state_folder_that_stays(case: str) -> None:
     for stateful in of_kind(case, "StatefulSet"):
         (claim,) = stateful["spec"]["volumeClaimTemplates"]
         (mount,) = [one for one in pod(stateful)["containers"][0]["volumeMounts"] if one["name"] == "state"]
@@ -109,12 +101,15 @@ def test_a_pod_is_restarted_when_it_is_dead_and_waited_for_until_it_is_ready(cas
 
 
 @cases
-def test_a_pod_that_watches_another_selects_it_alone(case: str) -> None:
+def test_a_pod_that_watches_another_selects_it_alone_and_metrics_stay_inside(case: str) -> None:
     statefuls = of_kind(case, "StatefulSet")
     for service in of_kind(case, "Service"):
         wanted = service["spec"]["selector"].items()
         labels = [one["spec"]["template"]["metadata"]["labels"] for one in statefuls]
         assert sum(wanted <= own.items() for own in labels) == 1, service["metadata"]["name"]
+    for service in of_kind(case, "Service"):
+        outside = service["spec"].get("clusterIP") != "None"
+        assert [port["name"] for port in service["spec"]["ports"]] == (["grpc"] if outside else ["metrics"])
 
 
 @cases
@@ -127,13 +122,6 @@ def test_settings_make_sense_to_the_daemon(case: str, tmp_path: Path) -> None:
         options = {"roles" if key == "role" else key: arguments[key] for key in keys if arguments.get(key)}
         model: type[ClientSettings] | type[ServerSettings] = ClientSettings if "site" in options else ServerSettings
         assert read_settings(model, file, options).model_dump()["identity"] == Path("/etc/protofed/identity")
-
-
-@cases
-def test_metrics_are_not_offered_outside(case: str) -> None:
-    for service in of_kind(case, "Service"):
-        outside = service["spec"].get("clusterIP") != "None"
-        assert [port["name"] for port in service["spec"]["ports"]] == (["grpc"] if outside else ["metrics"])
 
 
 def test_the_copied_identity_can_be_used_where_a_secret_s_files_cannot(tmp_path: Path) -> None:

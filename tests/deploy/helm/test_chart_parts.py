@@ -24,7 +24,7 @@ from protofed.common.protocol.messages import Role
 pytestmark = rendering
 
 
-def test_sites_train_and_evaluators_score() -> None:
+def test_sites_train_and_evaluators_score_by_images_of_this_version() -> None:
     roles = {
         one["metadata"]["name"]: parsed_arguments(one)["role"]
         for one in of_kind("full", "StatefulSet")
@@ -37,9 +37,17 @@ def test_sites_train_and_evaluators_score() -> None:
         parsed_arguments(named("hospital", "StatefulSet", "study1-protofed-site-north"))["server"]
         == "hub.example.org:7443"
     )
+    version = load(CHART / "Chart.yaml")["appVersion"]
+    (plain,) = of_kind("minimal", "StatefulSet")
+    assert {one["image"] for one in containers(plain)} == {f"protofed-server:{version}"}
+    named_ = {one["image"] for stateful in of_kind("full", "StatefulSet") for one in containers(stateful)}
+    assert named_ == {
+        f"registry.example.org/ml/protofed-client:{version}",
+        "registry.example.org/ml/protofed-server:9.9.9",
+    }
 
 
-def test_a_site_has_its_gpus_memory_and_data_and_changes_no_data() -> None:
+def test_a_site_has_its_gpus_memory_and_data_or_the_defaults() -> None:
     north = named("hospital", "StatefulSet", "study1-protofed-site-north")
     (container,) = pod(north)["containers"]
     assert container["resources"]["limits"] == {"memory": "8Gi", "nvidia.com/gpu": 2}
@@ -50,25 +58,11 @@ def test_a_site_has_its_gpus_memory_and_data_and_changes_no_data() -> None:
     assert {"name": "data", "mountPath": "/data", "readOnly": True} in container["volumeMounts"]
     claimed = volume(named("full", "StatefulSet", "study-site-north"), "data")["persistentVolumeClaim"]
     assert claimed == {"claimName": "lesions", "readOnly": True}, "else all its files get the pod's group"
-
-
-def test_what_a_site_does_not_say_comes_from_the_defaults() -> None:
     north, south = (named("full", "StatefulSet", f"study-site-{name}") for name in ("north", "south"))
     limits = [pod(one)["containers"][0]["resources"]["limits"] for one in (north, south)]
     assert limits == [{"memory": "32Gi", "nvidia.com/gpu": 1}, {"memory": "8Gi"}]
     assert pod(south)["nodeSelector"] == {"gpu": "yes"}
     assert south["spec"]["volumeClaimTemplates"][0]["spec"]["resources"]["requests"] == {"storage": "50Gi"}
-
-
-def test_images_are_of_this_version_and_from_the_registry_that_is_named() -> None:
-    version = load(CHART / "Chart.yaml")["appVersion"]
-    (plain,) = of_kind("minimal", "StatefulSet")
-    assert {one["image"] for one in containers(plain)} == {f"protofed-server:{version}"}
-    named_ = {one["image"] for stateful in of_kind("full", "StatefulSet") for one in containers(stateful)}
-    assert named_ == {
-        f"registry.example.org/ml/protofed-client:{version}",
-        "registry.example.org/ml/protofed-server:9.9.9",
-    }
 
 
 def test_a_network_lets_sites_reach_the_server_and_nobody_a_site() -> None:
@@ -124,14 +118,11 @@ def test_other_settings_make_other_pods() -> None:
     assert {name for name in sums[0] if sums[0][name] != sums[1][name]} == {"study-site-north"}
 
 
-def test_two_sites_of_one_name_are_refused() -> None:
+def test_sites_that_cannot_be_are_refused() -> None:
     twice = case_values("full")
     twice["evaluators"][0]["name"] = "north"
     with pytest.raises(RefusedError, match="site north is named twice among clients and evaluators"):
         rendered(twice)
-
-
-def test_a_site_that_could_not_reach_its_server_is_refused() -> None:
     shut = case_values("hospital")
     shut["networkPolicy"]["siteEgress"] = []
     with pytest.raises(RefusedError, match="siteEgress: expected a rule to the server or the proxy"):

@@ -23,7 +23,6 @@ def site(**changes: Any) -> Object:
 
 
 def server(**changes: Any) -> Object:
-    """Values with a server."""
     return {"server": NAMED["server"] | changes}
 
 
@@ -57,13 +56,10 @@ def test_values_that_are_meant_pass(case: str) -> None:
     assert schema_errors(case_values(case)) == []
 
 
-def test_values_that_the_readme_shows_pass() -> None:
+def test_values_that_the_readme_shows_and_globals_pass() -> None:
     shown = re.findall(r"```yaml\n(.+?)```", (CHART / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert shown
     assert [line for text in shown for line in schema_errors(yaml.safe_load(text))] == []
-
-
-def test_a_parent_chart_may_hand_on_its_globals() -> None:
     assert schema_errors(NAMED | {"global": {"anything": 1}}) == []
 
 
@@ -83,10 +79,11 @@ def _same_keys(values: Any, of: Object, whole: Object, at: str) -> list[str]:
     return [f"{at}.{key}" for key in differing] + [line for lines in below for line in lines]
 
 
-def test_every_key_of_the_schema_has_its_default_in_the_values() -> None:
+def test_the_schema_has_the_keys_of_the_values_and_takes_no_others() -> None:
     resources = load(CHART / "values.yaml")["server"]["resources"]
     assert resources["limits"]["memory"]
     assert _same_keys(load(CHART / "values.yaml"), schema(), schema(), "") == []
+    assert _strict(schema(), "") == []
 
 
 def _strict(node: Any, at: str) -> list[str]:
@@ -97,21 +94,11 @@ def _strict(node: Any, at: str) -> list[str]:
     return [at] * open_ + [line for key, inner in node.items() for line in _strict(inner, f"{at}.{key}")]
 
 
-def test_no_object_of_the_schema_takes_keys_that_it_does_not_know() -> None:
-    assert _strict(schema(), "") == []
-
-
-def test_the_chart_is_of_this_version() -> None:
+def test_the_chart_is_of_this_version_with_prometheus_rules_and_no_registry() -> None:
     chart = load(CHART / "Chart.yaml")
     assert chart["appVersion"] == chart["version"] == VERSION
-
-
-def test_no_registry_is_named() -> None:
     values = load(CHART / "values.yaml")
     assert values["imageRegistry"] == ""
     assert (values["server"]["image"]["repository"], values["server"]["image"]["tag"]) == ("protofed-server", "")
     assert (values["clientImage"]["repository"], values["clientImage"]["tag"]) == ("protofed-client", "")
-
-
-def test_the_rules_are_those_of_prometheus() -> None:
     assert (CHART / "rules").resolve() == ROOT / "deploy/prometheus/rules"

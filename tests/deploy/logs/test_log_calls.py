@@ -69,7 +69,7 @@ def events(node: ast.expr) -> list[str]:
 
 
 @pytest.mark.parametrize("path", USERS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_events_are_fixed_sentences_and_keys_are_known(path: Path) -> None:
+def test_events_are_fixed_sentences_with_known_keys_that_say_which_run(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for call in log_calls(tree):
         (said,) = call.args
@@ -82,11 +82,6 @@ def test_events_are_fixed_sentences_and_keys_are_known(path: Path) -> None:
                 assert ast.unparse(word.value) in SPLATS, f"line {call.lineno}: **{ast.unparse(word.value)}"
             else:
                 assert word.arg in KEYS or word.arg.endswith(UNITS), f"line {call.lineno}: unknown key {word.arg}"
-
-
-@pytest.mark.parametrize("path", USERS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_concerns_a_run_says_which(path: Path) -> None:
-    """Where a run is at hand, its round, or a site of it, an event has it under the one key that is looked for."""
     for call in log_calls(ast.parse(path.read_text(encoding="utf-8"))):
         given = {word.arg: ast.unparse(word.value) for word in call.keywords if word.arg}
         for key, value in given.items():

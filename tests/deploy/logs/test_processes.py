@@ -126,11 +126,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> LoggedProcesses:
         )
         policy = (shipped.folder("policies") / "open.toml").read_text(encoding="utf-8")
         (folder / "policy.toml").write_text(policy.replace("\nlr = 1.0\n", "\nlr = 50.0\n"), encoding="utf-8")
-        common = (
-            f"--server={here.address()}",
-            f"--policy={folder / 'policy.toml'}",
-            "--until-finished",
-        )
+        common = (f"--server={here.address()}", f"--policy={folder / 'policy.toml'}", "--until-finished")
         for site, name in (("north", NAMES[0]), ("east", NAMES[0]), ("south", NAMES[1])):
             here.start(
                 site, "client", "start", f"--settings={settings(folder, site, data / name)}", f"--site={site}", *common
@@ -182,20 +178,14 @@ def test_every_event_of_the_server_that_concerns_a_run_says_so(logged: LoggedPro
     assert one(events, "the process ends")["exit_code"] == 1
 
 
-def test_an_incident_is_found_in_both_logs(logged: LoggedProcesses) -> None:
+def test_an_incident_damaged_data_and_the_end_are_told_where_they_belong(logged: LoggedProcesses) -> None:
     (here,) = [event for event in logged.events("server") if event["event"] == "incident"]
     assert "RuntimeError" in here["exception"]
     assert here["call"] == "Federation/Enroll"
     (there,) = [event for event in logged.events(here["site"]) if event.get("incident") == here["incident"]]
     assert (there["event"], there["call"], there["level"]) == ("the server failed in a call", "Enroll", "error")
-
-
-def test_the_tracker_was_told_how_the_run_ended(logged: LoggedProcesses) -> None:
     said = json.loads((logged.folder / "tb" / "troubled" / "protofed.json").read_bytes())
     assert (said["rounds"], said["outcome"].partition(":")[0]) == (1, "failed")
-
-
-def test_a_site_with_damaged_data_says_so_without_naming_them(logged: LoggedProcesses) -> None:
     said = one(logged.events("south"), "this site cannot take part in the run")
     assert "<data>" in said["why"]
     assert one(logged.events("south"), "task declined")["reason"] == "data"

@@ -36,17 +36,13 @@ def test_amtool_takes_every_example(path: Path) -> None:
 
 
 @each
-def test_secrets_are_in_files_and_tls_is_not_switched_off(path: Path) -> None:
+def test_secrets_are_in_files_and_labels_are_those_of_alerts(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert not re.search(r"(password|secret|credentials|token)\s*:", text)
     assert not re.search(r"insecure_skip_verify|require_tls: false|http://", text)
     files = re.findall(r"_file:\s*(\S+)", text)
     assert all(file.startswith("secrets/") for file in files)
     assert bool(files) == (path.stem != "nobody")
-
-
-@each
-def test_what_alerts_are_told_by_is_a_label_that_they_have(path: Path) -> None:
     config = yaml.safe_load(path.read_text(encoding="utf-8"))
     severities = {rule["labels"]["severity"] for rule in rules("alerts")}
     names = {rule["alert"] for rule in rules("alerts")}

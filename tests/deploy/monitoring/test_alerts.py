@@ -45,10 +45,14 @@ def test_every_alert_is_tested_to_fire_and_in_another_scene_not_to(alert: str) -
     assert stays, f"{alert}: no test in deploy/prometheus/tests in which it nearly fires"
 
 
-def test_the_tests_know_no_other_alerts_and_name_their_scenes_once() -> None:
+def test_the_tests_know_no_other_alerts_and_expect_their_sections() -> None:
     tests = [test for _, test in rule_tests()]
     assert {case["alertname"] for test in tests for case in test["alert_rule_test"]} == set(NAMES)
     assert len({test["name"] for test in tests}) == len(tests)
+    leads = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in ALERTS}
+    cases = [case for _, test in rule_tests() for case in test["alert_rule_test"]]
+    expected = [(case["alertname"], alert["exp_annotations"]) for case in cases for alert in case.get("exp_alerts", ())]
+    assert [told["runbook_url"] for _, told in expected] == [leads[name] for name, _ in expected]
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=NAMES)
@@ -65,20 +69,9 @@ def test_an_alert_says_how_bad_it_is_what_it_means_and_whom_it_concerns(rule: di
     assert "{{" not in re.sub(r"\{\{[^{}]+\}\}", "", told["summary"] + told["description"])
 
 
-def test_every_scene_expects_the_section_of_its_own_alert() -> None:
-    leads = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in ALERTS}
-    cases = [case for _, test in rule_tests() for case in test["alert_rule_test"]]
-    expected = [(case["alertname"], alert["exp_annotations"]) for case in cases for alert in case.get("exp_alerts", ())]
-    assert [told["runbook_url"] for _, told in expected] == [leads[name] for name, _ in expected]
-
-
-def test_a_run_that_ended_or_is_paused_disturbs_nobody() -> None:
-    """What concerns a run is bound to its going on; that a run failed is told of its end."""
+def test_a_run_that_ended_disturbs_nobody_and_no_door_is_opened() -> None:
     for rule in ALERTS:
         about_a_run = "$labels.run" in rule["annotations"]["summary"]
         assert not about_a_run or "run:protofed_active:bool" in rule["expr"], rule["alert"]
-
-
-def test_nothing_of_the_configuration_opens_a_door() -> None:
     text = (PROMETHEUS / "prometheus.yml").read_text(encoding="utf-8")
     assert not re.search(r"honor_labels|insecure_skip_verify|credentials:|0\.0\.0\.0", text)

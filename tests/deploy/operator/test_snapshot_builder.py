@@ -15,37 +15,22 @@ from protofed.protos.v1 import operator_pb2 as pb
 # Where it is
 
 
-def test_a_run_that_waits_for_its_sites_has_no_past() -> None:
+def test_a_phase_lasts_since_its_round_was_opened_or_published() -> None:
     now = snapshot_of(answer(phase="waiting for sites", round=0))
     assert (now.phase, now.phase_s, now.seconds, now.rest, now.done) == ("waiting for sites", 110.0, None, None, 0)
     assert (now.history, now.sites, now.scores, now.problems) == ((), (), (), ())
-
-
-def test_a_phase_lasts_since_the_round_was_opened_or_published() -> None:
     rounds = published(910, 920, a="reported")
     assert snapshot_of(answer([*rounds, attempt(2, "open", 985, a="started")])).phase_s == 15.0
     scoring = snapshot_of(answer(rounds, phase="evaluating", deadline_s=600.0))
     assert (scoring.phase, scoring.phase_s, scoring.deadline_s) == ("evaluating", 80.0, None)
     assert snapshot_of(answer([attempt(2, "open", 985, a="started")], deadline_s=600.0)).deadline_s == 600.0
-
-
-def test_a_round_of_which_nobody_is_awaited_is_being_aggregated() -> None:
     assert snapshot_of(answer([attempt(1, "open", 985, a="reported", b="started")])).phase == "collecting"
     assert snapshot_of(answer([attempt(1, "open", 985, a="reported", b="failed")])).phase == "aggregating"
-
-
-def test_a_clock_behind_the_servers_gives_no_negative_times() -> None:
     now = snapshot_of(answer([attempt(1, "open", 985, a="started")]), now=900.0)
     assert (now.phase_s, now.seconds) == (0.0, 0.0)
-
-
-def test_a_run_takes_time_from_its_first_round_to_its_end() -> None:
     rounds = published(910, 920, 930)
     assert snapshot_of(answer(rounds)).seconds == 90.0
     assert snapshot_of(answer(rounds, status="completed", ended_at=935.0)).seconds == 25.0
-
-
-# The rest
 
 
 def test_the_rest_is_as_the_last_rounds_were() -> None:
@@ -65,22 +50,16 @@ def test_attempts_that_were_abandoned_and_waits_between_rounds_count() -> None:
     assert snapshot_of(answer(rounds), now=965.0).rest == TimeRemaining(15 * 17, 10 * 17, 30 * 17, 3)
 
 
-def test_the_making_of_the_model_and_what_was_rolled_back_say_nothing_of_rounds() -> None:
+def test_what_says_nothing_of_rounds_and_one_alone_give_no_estimate() -> None:
     rounds = [attempt(0, "published", 900, 909), *published(910, 920, 930), attempt(3, "rolled-back", 930, 940)]
     rest = snapshot_of(answer(rounds), now=940.0).rest
     assert rest == TimeRemaining(10 * 18 - 10, 10 * 18 - 10, 10 * 18 - 10, 2)
+    assert snapshot_of(answer(published(910, 920))).rest is None
 
 
 @pytest.mark.parametrize("status", ["queued", "paused", "completed", "failed", "aborted"])
 def test_the_rest_of_a_run_that_does_not_go_on_is_not_estimated(status: str) -> None:
     assert snapshot_of(answer(published(910, 920, 930), status=status)).rest is None
-
-
-def test_one_round_is_too_few() -> None:
-    assert snapshot_of(answer(published(910, 920))).rest is None
-
-
-# Sites
 
 
 def test_the_worst_site_comes_first_and_each_says_what_it_does() -> None:
@@ -113,16 +92,13 @@ def test_the_worst_site_comes_first_and_each_says_what_it_does() -> None:
     assert {one.site: one.still_s for one in found}["out"] is None
 
 
-def test_progress_is_of_the_task_of_this_round() -> None:
+def test_a_sites_progress_is_of_its_task_of_this_round() -> None:
     row = attempt(7, "open", 985, done="reported", at_work="started", failed="failed", aside="rejected")
     known = [site(name) for name in ("done", "at-work", "failed", "aside", "other")]
     shares = {one.site: one.progress for one in snapshot_of(answer([row], known)).sites}
     assert shares == {"done": 1.0, "at-work": 0.4, "failed": None, "aside": 1.0, "other": None}
     unknown = snapshot_of(answer([attempt(7, "open", 985, a="started")], [site("a", progress=-1.0)])).sites
     assert unknown[0].progress is None
-
-
-def test_of_two_tasks_the_open_one_counts_else_the_one_that_went_wrong() -> None:
     row = attempt(7, "published", 985, 990, a="reported", b="late", c="reported")
     row.sites.extend(
         pb.SiteTask(site=name, kind="score", task_status=task_status)
@@ -133,9 +109,6 @@ def test_of_two_tasks_the_open_one_counts_else_the_one_that_went_wrong() -> None
         "b": "late",
         "c": "failed",
     }
-
-
-def test_nobody_waits_for_a_site_when_the_run_has_ended() -> None:
     now = snapshot_of(
         answer([attempt(7, "open", 985, a="late")], [site("b", "away", ""), site("c", "idle")], status="aborted")
     )
@@ -143,14 +116,20 @@ def test_nobody_waits_for_a_site_when_the_run_has_ended() -> None:
     assert now.history[-1].outcome == "unfinished"
 
 
-# Rounds, scores, problems
-
-
-def test_attempts_count_who_reported_and_what_was_amiss() -> None:
+def test_attempts_count_who_reported_and_problems_come_newest_first() -> None:
     row = attempt(3, "degraded", 910, 922, a="reported", b="rejected", c="late", d="late", e="not-needed")
     row.sites.add(site="judge", kind="score", task_status="failed")
     (found,) = snapshot_of(answer([row])).history
     assert found == Attempt(3, 1, "degraded", "", 12.0, 5, 2, {"failed": 1, "late": 2, "rejected": 1}, tuple("bcde"))
+    rounds = [attempt(1, "degraded", 910, 920, a="late", b="reported"), attempt(2, "abandoned", 920, 930, a="failed")]
+    rounds[0].sites[1].refusals.append("not-finite: body/w")
+    rounds[1].reason = "no quorum"
+    assert snapshot_of(answer(rounds)).problems == (
+        Problem(2, 1, "", "abandoned", "no quorum"),
+        Problem(2, 1, "a", "failed", ""),
+        Problem(1, 1, "a", "late", ""),
+        Problem(1, 1, "b", "refused", "not-finite: body/w"),
+    )
 
 
 def test_scores_change_since_the_scored_round_before() -> None:
@@ -163,25 +142,7 @@ def test_scores_change_since_the_scored_round_before() -> None:
     assert found["global.ece"].worst_change == pytest.approx(-0.2)
     assert (found["global.ece"].lower_is_better, found["global.accuracy"].lower_is_better) == (True, False)
     assert found["other"].mean_change is None
-
-
-def test_scores_of_single_classes_are_left_out() -> None:
     assert [one.name for one in snapshot_of(mixed_reply()).scores] == ["global.accuracy", "personal.pm_v"]
-
-
-def test_problems_are_told_the_newest_first() -> None:
-    rounds = [attempt(1, "degraded", 910, 920, a="late", b="reported"), attempt(2, "abandoned", 920, 930, a="failed")]
-    rounds[0].sites[1].refusals.append("not-finite: body/w")
-    rounds[1].reason = "no quorum"
-    assert snapshot_of(answer(rounds)).problems == (
-        Problem(2, 1, "", "abandoned", "no quorum"),
-        Problem(2, 1, "a", "failed", ""),
-        Problem(1, 1, "a", "late", ""),
-        Problem(1, 1, "b", "refused", "not-finite: body/w"),
-    )
-
-
-# The queue
 
 
 def test_a_run_that_waits_says_behind_whom() -> None:
@@ -195,19 +156,13 @@ def test_a_run_that_waits_says_behind_whom() -> None:
     assert place("unknown", queue) == ""
 
 
-# What counts as a change
-
-
-def test_time_that_passes_is_no_change_and_what_happens_is() -> None:
+def test_time_is_no_change_and_nothing_that_a_terminal_would_obey_comes_through() -> None:
     before = mixed_reply()
     assert snapshot_of(before) == snapshot_of(before, now=NOW + 60)
     later = mixed_reply()
     later.detail.rounds[-1].sites[1].task_status = "reported"
     assert snapshot_of(later) != snapshot_of(before)
     assert snapshot_of(before).sites[0].care is Attention.BAD
-
-
-def test_nothing_that_a_terminal_would_obey_comes_through() -> None:
     nasty = "a\x1b[2Jb\r\n\x9bc"
     row = attempt(1, "abandoned", 910, 920, a="failed")
     row.reason = row.sites[0].reason = nasty
@@ -231,9 +186,6 @@ def test_nothing_that_a_terminal_would_obey_comes_through() -> None:
 )
 def test_an_epoch_counts_when_it_is_done(told: Progress, share: float | None) -> None:
     assert told.share == share
-
-
-# The best round
 
 
 def test_the_best_round_is_told_with_its_round_and_again_at_the_end() -> None:

@@ -8,11 +8,9 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from rich.console import Console
 from tests.support.disturbed_run import RULES, RUN, close_channels, disturbed_run
@@ -70,10 +68,9 @@ def abort(server: Any, reason: str = "enough") -> None:
         operator.abort(RUN, reason)
 
 
-# What the server says
-
-
-def test_all_that_went_wrong_is_seen(troubled: tuple[Any, list[RawClient]]) -> None:
+def test_all_that_went_wrong_is_seen_and_a_sites_progress(
+    troubled: tuple[Any, list[RawClient]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with connected(troubled[0]) as operator:
         operator.exclude("site-4", "wrong [data]")
         seen = Watcher(operator, RUN).snapshot()
@@ -88,9 +85,6 @@ def test_all_that_went_wrong_is_seen(troubled: tuple[Any, list[RawClient]]) -> N
     assert seen.sites[0].doing == "excluded: wrong [data]"
     assert seen.seconds is not None
     assert seen.seconds > 0
-
-
-def test_a_sites_progress_bytes_and_telemetry_come_through(troubled: tuple[Any, list[RawClient]]) -> None:
     server, daemons = troubled
     daemon, task = daemons[1], daemons[1].task()
     beat: dict[str, Any] = {
@@ -109,20 +103,12 @@ def test_a_sites_progress_bytes_and_telemetry_come_through(troubled: tuple[Any, 
     assert (site.task_status, site.progress, site.bytes_moved, site.telemetry) == ("started", 0.5, 12_345, telemetry)
     assert site.doing == "training, epoch 3/4"
     assert info.progress == 0.5
-
-
-def test_who_comes_late_asks_when_the_run_began(
-    troubled: tuple[Any, list[RawClient]], monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(watch_loop, "ATTEMPTS", 1)
     server, _ = troubled
     with connected(server) as operator:
         seen = Watcher(operator, RUN, clock=lambda: 5e9).snapshot()
     assert len(seen.history) == 1
     assert seen.seconds == 5e9 - server.ledger.rounds(RUN)[0].opened_at
-
-
-# To the end
 
 
 @pytest.mark.usefixtures("quick")
@@ -169,7 +155,7 @@ def test_without_a_terminal_there_is_a_line_a_change_and_no_cursor_is_moved(
 
 
 @pytest.mark.usefixtures("quick")
-def test_json_lines_begin_change_and_end(
+def test_json_lines_begin_change_and_end_and_an_ended_run_is_told_once(
     troubled: tuple[Any, list[RawClient]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     server, _ = troubled
@@ -181,21 +167,11 @@ def test_json_lines_begin_change_and_end(
     assert [one["event"] for one in told] == ["start", *["change"] * (len(told) - 2), "end"]
     assert (told[0]["status"], told[-1]["status"], told[-1]["reason"]) == ("running", "aborted", "enough")
     assert len(told) < 6
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_run_that_has_ended_is_told_once(
-    troubled: tuple[Any, list[RawClient]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    abort(troubled[0])
     with connected(troubled[0]) as operator:
         watch(Watcher(operator, RUN), screen(), as_json=True)
     assert [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines() if line.startswith("{")] == [
         "end"
     ]
-
-
-# Restarts
 
 
 @pytest.mark.timeout(60)
@@ -226,7 +202,13 @@ def test_a_restarted_server_is_waited_for(
     assert text.index("no answer for") < text.index("it answers again, after") < text.index("aborted")
 
 
-def test_a_server_that_hangs_is_called_silent_while_it_is_asked(troubled: tuple[Any, list[RawClient]]) -> None:
+def test_at_the_start_there_has_to_be_a_server_and_later_it_may_be_silent(
+    troubled: tuple[Any, list[RawClient]], unused_port: int
+) -> None:
+    with connected(troubled[0]) as operator, pytest.raises(ConfigError, match="no run 'other'"):
+        Watcher(operator, "other")
+    with Operator(f"127.0.0.1:{unused_port}", plaintext=True) as operator, pytest.raises(UnavailableError):
+        Watcher(operator, RUN)
     now = [1000.0]
     with connected(troubled[0]) as operator:
         watcher = Watcher(operator, RUN, clock=lambda: now[0])
@@ -234,36 +216,6 @@ def test_a_server_that_hangs_is_called_silent_while_it_is_asked(troubled: tuple[
     now[0] += 7.0
     seen = watcher.snapshot()
     assert (seen.trouble, seen.silent_s) == ("it is busy, or the network is down", 7.0)
-
-
-def test_at_the_start_there_has_to_be_a_server_and_a_run(
-    troubled: tuple[Any, list[RawClient]], unused_port: int
-) -> None:
-    with connected(troubled[0]) as operator, pytest.raises(ConfigError, match="no run 'other'"):
-        Watcher(operator, "other")
-    with Operator(f"127.0.0.1:{unused_port}", plaintext=True) as operator, pytest.raises(UnavailableError):
-        Watcher(operator, RUN)
-
-
-def test_a_call_that_a_stopping_server_ends_is_as_no_answer() -> None:
-    class Stopping(grpc.GenericRpcHandler):
-        def service(self, _: Any) -> grpc.RpcMethodHandler[Any, Any]:
-            return grpc.unary_unary_rpc_method_handler(
-                lambda _, call: call.abort(grpc.StatusCode.CANCELLED, "CANCELLED")
-            )
-
-    server = grpc.server(ThreadPoolExecutor(1))
-    server.add_generic_rpc_handlers((Stopping(),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        with Operator(f"127.0.0.1:{port}", plaintext=True) as operator, pytest.raises(UnavailableError):
-            operator.sites()
-    finally:
-        server.stop(None).wait()
-
-
-# Exit codes
 
 
 def command(server: Any, *arguments: str) -> tuple[str, ...]:
@@ -284,26 +236,17 @@ def test_a_run_that_fails_is_exit_code_1(
     assert out.splitlines()[-1].endswith(f"{RUN} · fedavg · failed · round 0 of 3 · disk")
 
 
-@pytest.mark.parametrize("more", [(), ("--json",)])
-def test_ctrl_c_is_exit_code_130(
-    troubled: tuple[Any, list[RawClient]], monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
-) -> None:
-    def interrupt(_s: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("protofed.deploy.operator.watch.time.sleep", interrupt)
-    with pytest.raises(SystemExit) as ended:
-        main.main(list(command(troubled[0], *more)))
-    assert ended.value.code == 130
-
-
-def test_at_ctrl_c_a_terminal_keeps_what_was_seen_last(
+def test_ctrl_c_is_exit_code_130_and_a_terminal_keeps_what_was_seen_last(
     troubled: tuple[Any, list[RawClient]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(_s: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("protofed.deploy.operator.watch.time.sleep", interrupt)
+    for more in ((), ("--json",)):
+        with pytest.raises(SystemExit) as ended:
+            main.main(list(command(troubled[0], *more)))
+        assert ended.value.code == 130
     console = screen()
     with connected(troubled[0]) as operator, pytest.raises(KeyboardInterrupt):
         watch(Watcher(operator, RUN), console)

@@ -44,23 +44,17 @@ def access() -> PageAccess:
 
 @pytest.fixture
 def stranger(access: PageAccess, tmp_path: Path) -> TestClient:
-    """A browser without a session."""
     (tmp_path / "first.html.j2").write_text(
         "{% extends layout %}{% block main %}<h1>first</h1>{% block live %}<p>{{ name }}</p>{% endblock %}"
         '<form method="post" action="{{ root }}/order"></form>{% endblock %}'
     )
-    routes = [
-        Route("/", _first),
-        Route("/order", _order, methods=["POST"]),
-        Route("/fails/{kind}", _fails),
-    ]
+    routes = [Route("/", _first), Route("/order", _order, methods=["POST"]), Route("/fails/{kind}", _fails)]
     program = Program("tested", "as boss", [("/", "Overview")], routes, tmp_path)
     return TestClient(application(program, access), BASE, raise_server_exceptions=False)
 
 
 @pytest.fixture
 def browser(stranger: TestClient, access: PageAccess) -> TestClient:
-    """A browser with the session."""
     assert stranger.get("/enter", params={"token": access.token}).status_code == 200
     stranger.base_url = f"{BASE}{access.root}"
     return stranger
@@ -158,14 +152,6 @@ def test_a_path_beside_an_open_one_shows_a_stranger_nothing(browser: TestClient,
     assert access.taken_notices() == [("aborted: for a reason", False)]
 
 
-def test_a_missing_file_leaves_the_notices_to_the_next_page(browser: TestClient, access: PageAccess) -> None:
-    access.notify("aborted: for a reason")
-    assert browser.get(f"{BASE}/static/none.css").status_code == 404
-    answer = browser.get("/enterprise")
-    assert answer.status_code == 404
-    assert "for a reason" in answer.text
-
-
 def test_the_session_is_none_before_its_token_was_redeemed(stranger: TestClient, access: PageAccess) -> None:
     stranger.cookies.set("protofed", access._cookie)
     assert stranger.get(f"{access.root}/").status_code == 401
@@ -203,26 +189,25 @@ def test_a_form_of_another_origin_is_refused(browser: TestClient, access: PageAc
     assert DONE == []
 
 
-def test_a_form_to_another_path_is_refused(browser: TestClient, access: PageAccess) -> None:
-    browser.cookies.update({one.name: one.value or "" for one in browser.cookies.jar})  # for all paths
-    for root in ("", access.root[:-1], f"{access.root}x"):
-        browser.base_url = f"{BASE}{root}"
-        assert order(browser) == 401
-    assert DONE == []
-
-
-def test_a_form_of_the_page_is_done_once_and_the_next_page_says_so_once(
-    browser: TestClient, access: PageAccess
-) -> None:
+def test_a_form_of_the_page_is_done_once_and_none_to_another_path(browser: TestClient, access: PageAccess) -> None:
     (path,) = re.findall(r'action="([^"]+)"', browser.get("/").text)
     assert path == f"{access.root}/order"
     assert order(browser) == 303
     assert DONE == ["north"]
     assert "done: north" in browser.get("/").text
     assert "done: north" not in browser.get("/").text
+    browser.cookies.update({one.name: one.value or "" for one in browser.cookies.jar})  # for all paths
+    for root in ("", access.root[:-1], f"{access.root}x"):
+        browser.base_url = f"{BASE}{root}"
+        assert order(browser) == 401
+    assert DONE == ["north"]
 
 
-def test_what_is_no_form_or_too_large_is_refused(browser: TestClient, access: PageAccess) -> None:
+def test_other_methods_and_what_is_no_form_or_too_large_are_refused(browser: TestClient, access: PageAccess) -> None:
+    assert browser.request("DELETE", "/").status_code == 405
+    assert browser.get("/order").status_code == 405
+    assert browser.post("/enter", headers={"Origin": BASE}).status_code == 415
+    assert browser.post(f"{BASE}/enter", headers={"Origin": BASE}).status_code == 401
     headers = {"Origin": BASE, "Content-Type": "application/json"}
     assert browser.post("/order", content=b"{}", headers=headers).status_code == 415
     assert order(browser, site="x" * (BODY_BYTES + 1)) == 413
@@ -237,13 +222,6 @@ def test_what_is_no_form_or_too_large_is_refused(browser: TestClient, access: Pa
     assert DONE == []
 
 
-def test_other_methods_are_refused(browser: TestClient) -> None:
-    assert browser.request("DELETE", "/").status_code == 405
-    assert browser.get("/order").status_code == 405
-    assert browser.post("/enter", headers={"Origin": BASE}).status_code == 415
-    assert browser.post(f"{BASE}/enter", headers={"Origin": BASE}).status_code == 401
-
-
 @pytest.mark.parametrize(
     "path", ["/", "/?fragment=1", "/static/pages.css", "/static/pages.js", "/nothing", "/enter", "/fails/other"]
 )
@@ -256,17 +234,11 @@ def test_every_answer_forbids_foreign_content_framing_and_caches(browser: TestCl
     assert browser.get(path, headers={"Host": "evil.example"}).headers["cache-control"] == "no-store"
 
 
-def test_no_page_has_scripts_or_styles_in_it_and_what_others_wrote_is_escaped(browser: TestClient) -> None:
+def test_no_page_has_scripts_and_a_fragment_has_the_live_part_alone(browser: TestClient, access: PageAccess) -> None:
     text = browser.get("/").text
     assert "&lt;b&gt;north&lt;/b&gt;" in text
     assert not re.search(r"<script(?! src=\"/static/)|<style|style=|\son\w+=", text)
-
-
-def test_a_fragment_has_the_live_part_alone(browser: TestClient) -> None:
     assert browser.get("/?fragment=1").text.strip() == "<p>&lt;b&gt;north&lt;/b&gt;</p>"
-
-
-def test_a_fragment_leaves_the_notices_to_the_page(browser: TestClient, access: PageAccess) -> None:
     access.notify("done")
     browser.get("/?fragment=1")
     assert "done" in browser.get("/").text
@@ -280,10 +252,17 @@ def test_errors_are_pages_with_their_reason(browser: TestClient, kind: str, stat
     assert "Traceback" not in answer.text
 
 
-def test_static_files_are_none_but_the_shells_own(browser: TestClient) -> None:
+def test_static_files_are_the_shells_own_and_one_that_is_missing_takes_no_notice(
+    browser: TestClient, access: PageAccess
+) -> None:
     assert browser.get("/static/../shell.py").status_code == 404
     assert browser.get("/static/%2e%2e/shell.py").status_code == 404
     assert browser.get("/static/").status_code == 404
+    access.notify("aborted: for a reason")
+    assert browser.get(f"{BASE}/static/none.css").status_code == 404
+    answer = browser.get("/enterprise")
+    assert answer.status_code == 404
+    assert "for a reason" in answer.text
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "10.0.0.1:0", "[::]:0", "example.org:0", "127.0.0.1"])

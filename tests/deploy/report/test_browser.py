@@ -18,15 +18,11 @@ from protofed.deploy.report.report import write_report
 from protofed.deploy.simulation.simulation import simulation
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason="needs Chromium"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="needs Chromium")]
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory, recipe_of: Callable[..., Recipe]) -> Path:
-    """Of a simulation."""
     folder = tmp_path_factory.mktemp("report")
     with simulation(
         recipe_of("fednh", evaluation={"frequency_groups": True, "probabilities": True}), folder

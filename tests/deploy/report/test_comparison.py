@@ -80,14 +80,7 @@ def test_the_page_has_tables_curves_settings_and_provenance(results: list[Result
     assert all(result.state in said["provenance"] for result in results)
 
 
-def test_a_comparison_whose_jobs_all_failed_has_a_page(recipe_of: Recipes) -> None:
-    comparison = Comparison.of([(recipe_of("fednh"), None)])
-    html = page(comparison, curves_of(comparison.results), COMMAND)
-    assert "0 finished runs of 0 recipes" in html
-    assert "Not all seeds have ended of small-fednh." in html
-
-
-def test_what_differs_between_recipes_stands_first(results: list[Result]) -> None:
+def test_what_differs_stands_first_and_sentences_follow_the_results(results: list[Result], recipe_of: Recipes) -> None:
     settings = told(results)["settings"]
     differing, _, common = settings.partition("What all have in common")
     for value in ("method.name fedavg fednh", "plan.lr 0.05 0.125", "method.scale – 1.0"):
@@ -95,9 +88,10 @@ def test_what_differs_between_recipes_stands_first(results: list[Result]) -> Non
     assert "plan.momentum" not in differing
     assert "plan.momentum" in common
     assert "data.seed" not in settings
-
-
-def test_sentences_follow_the_results(results: list[Result]) -> None:
+    comparison = Comparison.of([(recipe_of("fednh"), None)])
+    html = page(comparison, curves_of(comparison.results), COMMAND)
+    assert "0 finished runs of 0 recipes" in html
+    assert "Not all seeds have ended of small-fednh." in html
     said = told(results)
     assert "No curves over bytes or epochs" in said["curves"]
     dearer = results[2].model_copy(update={"trained": {n: {"site-1": 50, "site-2": 50} for n in (1, 2)}})

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.deploy.report.test_sentences import WENT_WELL, words
+from tests.deploy.report.test_summary import WENT_WELL, words
 from tests.support.provoked_runs import RUNS, staged
 
 from protofed.deploy.report.document import Document

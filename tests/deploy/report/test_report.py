@@ -49,10 +49,7 @@ SECTIONS = [
 
 
 def told(
-    folder: Path,
-    recipe: Recipe,
-    until: Callable[[Any], bool] = lambda _running: False,
-    policy: Policy | None = None,
+    folder: Path, recipe: Recipe, until: Callable[[Any], bool] = lambda _running: False, policy: Policy | None = None
 ) -> dict[str, Any]:
     """The run record of a simulation that goes on until then, or to its end."""
     with simulation(recipe, folder, policy=policy) as running:
@@ -80,7 +77,6 @@ def full(tmp_path_factory: pytest.TempPathFactory, recipe_of: RecipeOf) -> dict[
 
 @pytest.fixture(scope="module")
 def whole(full: dict[str, Any]) -> tuple[str, dict[str, str]]:
-    """Its page."""
     return page(full)
 
 
@@ -88,9 +84,6 @@ def whole(full: dict[str, Any]) -> tuple[str, dict[str, str]]:
 def plain(tmp_path_factory: pytest.TempPathFactory, recipe_of: RecipeOf) -> dict[str, Any]:
     """FedAvg: no prototypes, and no scores beside the usual ones."""
     return told(tmp_path_factory.mktemp("report") / "plain", recipe_of("fedavg", rounds=1))
-
-
-# The page
 
 
 def test_a_full_run_has_every_section_and_needs_nothing_from_anywhere(whole: tuple[str, dict[str, str]]) -> None:
@@ -106,7 +99,7 @@ def test_a_full_run_has_every_section_and_needs_nothing_from_anywhere(whole: tup
     assert html.count("<desc") == html.count("<svg")
 
 
-def test_the_summary_says_what_the_numbers_say(full: dict[str, Any], whole: tuple[str, dict[str, str]]) -> None:
+def test_the_summary_and_tables_have_the_numbers(full: dict[str, Any], whole: tuple[str, dict[str, str]]) -> None:
     summary = whole[1]["summary"]
     scores = full["scores"][-1]["sites"]
     own = {site: told["personal.pm_v"] for site, told in scores.items() if "personal.pm_v" in told}
@@ -124,9 +117,6 @@ def test_the_summary_says_what_the_numbers_say(full: dict[str, Any], whole: tupl
     )
     assert "trained by FedNH: 2 of 2 planned rounds are finished" in summary
     assert "Nothing went wrong" in summary
-
-
-def test_every_number_of_a_figure_stands_in_a_table(full: dict[str, Any], whole: tuple[str, dict[str, str]]) -> None:
     _, sections = whole
     recalls = full["classes"]["newest"]["sites"]["evaluator"]
     assert all(f"{100 * recalls[f'global.recall.{c}']:.1f}" in sections["classes"] for c in range(10))
@@ -209,9 +199,14 @@ def test_no_heading_of_a_minimal_run_is_empty_and_each_reason_stands_once(
         assert reasons
         assert len(reasons) == len(set(reasons))
         assert list(sections)[-2:] == ["absent", "words"]
+    assert list(sections) == ["summary", "refusals", "settings", "provenance", "absent", "words"]
+    for said in ("The run was aborted on", "the wrong classes", "No scores were reported"):
+        assert said in sections["summary"]
+    assert "Nothing went wrong" not in sections["summary"]
+    assert "No round has been opened yet" in sections["absent"]
 
 
-def test_what_a_run_has_not_is_left_out_with_a_way_to_get_it(plain: dict[str, Any]) -> None:
+def test_what_a_run_has_not_is_left_out_and_nothing_went_wrong_only_where_it_did_not(plain: dict[str, Any]) -> None:
     html, sections = page(plain)
     assert list(sections) == without("groups", "calibration", "prototypes")
     assert "Calibration: Not scored: add [evaluation] probabilities = true" in sections["absent"]
@@ -219,6 +214,17 @@ def test_what_a_run_has_not_is_left_out_with_a_way_to_get_it(plain: dict[str, An
     assert "fedavg has none" in sections["absent"]
     assert "Norms of the rows of the head" in sections["norms"]
     assert "<code>[evaluation] probabilities = true</code>" in html
+    assert problems(RunView(plain))[0].startswith("Nothing went wrong")
+    for task_status, said in (
+        ("late", "had not reported when the round closed"),
+        ("failed", "could not train"),
+        ("rejected", "rejected"),
+    ):
+        run_record = json.loads(json.dumps(plain))
+        next(one for one in run_record["rounds"][-1]["tasks"] if one["kind"] == "fit")["task_status"] = task_status
+        found = problems(RunView(run_record))
+        assert any(said in sentence for sentence in found)
+        assert "No update of site-1 was ever used." in found
 
 
 def test_training_alone_has_no_global_model_and_no_prototypes(tmp_path: Path, recipe_of: RecipeOf) -> None:
@@ -226,19 +232,6 @@ def test_training_alone_has_no_global_model_and_no_prototypes(tmp_path: Path, re
     assert "No recalls of the global model" in sections["classes"]
     assert "The own models of 3 sites: " in sections["summary"]
     assert "Norms by class and site: Nothing to show" in sections["absent"]
-
-
-def test_a_run_that_was_aborted_before_its_first_round_says_so(tmp_path: Path, recipe_of: RecipeOf) -> None:
-    with simulation(recipe_of("fednh"), tmp_path) as running:
-        running.runs.tick()
-        running.run.stop("the wrong classes")
-    _, sections = page(cli_report.run_record_of(tmp_path, None))
-    assert list(sections) == ["summary", "refusals", "settings", "provenance", "absent", "words"]
-    assert "The run was aborted on" in sections["summary"]
-    assert "the wrong classes" in sections["summary"]
-    assert "Nothing went wrong" not in sections["summary"]
-    assert "No scores were reported" in sections["summary"]
-    assert "No round has been opened yet" in sections["absent"]
 
 
 def test_a_run_that_goes_on_is_told_as_it_is(tmp_path: Path, recipe_of: RecipeOf) -> None:
@@ -250,7 +243,7 @@ def test_a_run_that_goes_on_is_told_as_it_is(tmp_path: Path, recipe_of: RecipeOf
     assert "so far" in summary
 
 
-@pytest.mark.parametrize(("sites", "rounds", "classes"), [(2, 5, 2), (40, 1000, 100)])
+@pytest.mark.parametrize(("sites", "rounds", "classes"), [(2, 5, 2), (20, 400, 50)])
 def test_a_run_of_any_size_has_a_page_of_sensible_size(
     full: dict[str, Any], sites: int, rounds: int, classes: int
 ) -> None:
@@ -271,16 +264,6 @@ def test_a_run_of_any_size_has_a_page_of_sensible_size(
     assert sections["participation"].count("site-01") == 2  # of the calendar, and of the table behind it
     widest = max(len(row) for row in re.findall(r"<tr>.*?</tr>", html))
     assert widest < 12_000
-
-
-def test_a_page_says_if_own_models_were_scored_on_a_sample(full: dict[str, Any]) -> None:
-    evaluation = {**full["recipe"]["evaluation"], "personal_test_images": 2000}
-    sampled = page({**full, "recipe": {**full["recipe"], "evaluation": evaluation}})[1]["summary"]
-    assert "each on a stratified sample, at most 2,000, of the test images that its site was set up with" in sampled
-    assert "each on the test images that its site was set up with" in page(full)[1]["summary"]
-
-
-# Sites that keep their own scores
 
 
 KEPT = "sent no scores of their own models"
@@ -340,16 +323,15 @@ def test_where_own_scores_stay_because_of_noise_the_page_says_so_instead(
         assert KEPT not in sections.get(section, "")
 
 
-def test_of_a_sum_no_own_score_is_missed_for_another_reason_than_noise(full: dict[str, Any]) -> None:
-    """Under secure aggregation sites are asked for a sum of theirs, and with noise it has none."""
+def test_own_scores_of_sites_are_told_as_the_record_has_them(
+    full: dict[str, Any], whole: tuple[str, dict[str, str]]
+) -> None:
     with_noise = full | {"recipe": full["recipe"] | {"plan": {**full["recipe"]["plan"], "dp": DP}}}
     assert not RunView(with_noise).kept_by_noise  # sites have sent some
     silent = with_noise | {"scores": [{**scored, "sites": {}, "spreads": {}} for scored in full["scores"]]}
     assert RunView(silent).kept_by_noise
     assert not RunView(silent | {"rounds": full["rounds"][:1]}).kept_by_noise  # round 0 has no scores
 
-
-def test_sites_that_tell_are_told_from_those_that_keep(full: dict[str, Any]) -> None:
     def without_2(scored: dict[str, Any]) -> dict[str, Any]:
         return {**scored, "sites": {site: of for site, of in scored["sites"].items() if site != "site-2"}}
 
@@ -357,9 +339,10 @@ def test_sites_that_tell_are_told_from_those_that_keep(full: dict[str, Any]) -> 
     some = full | {"scores": list(map(without_2, full["scores"])), "classes": full["classes"] | by_class}
     assert (RunView(full).keeping, RunView(some).keeping) == ([], ["site-2"])
     assert f"1 of 3 sites {KEPT}" in page(some)[1]["fairness"]
-
-
-# What went wrong
+    evaluation = {**full["recipe"]["evaluation"], "personal_test_images": 2000}
+    sampled = page({**full, "recipe": {**full["recipe"], "evaluation": evaluation}})[1]["summary"]
+    assert "each on a stratified sample, at most 2,000, of the test images that its site was set up with" in sampled
+    assert "each on the test images that its site was set up with" in whole[1]["summary"]
 
 
 @pytest.fixture
@@ -422,23 +405,6 @@ def test_the_server_says_what_its_folder_says(troubled: Any, tmp_path: Path, spo
     out = tmp_path / "there" / "is.html"
     assert spoken("report", RUN, "--server", troubled.address, "--plaintext", "--out", out)[0] == 0
     assert out.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-
-
-def test_nothing_went_wrong_is_said_only_where_it_did_not(plain: dict[str, Any]) -> None:
-    assert problems(RunView(plain))[0].startswith("Nothing went wrong")
-    for task_status, said in (
-        ("late", "had not reported when the round closed"),
-        ("failed", "could not train"),
-        ("rejected", "rejected"),
-    ):
-        run_record = json.loads(json.dumps(plain))
-        next(one for one in run_record["rounds"][-1]["tasks"] if one["kind"] == "fit")["task_status"] = task_status
-        found = problems(RunView(run_record))
-        assert any(said in sentence for sentence in found)
-        assert "No update of site-1 was ever used." in found
-
-
-# The command line
 
 
 def test_a_folder_is_read_as_it_stands(tmp_path: Path, recipe_of: RecipeOf, spoken: Any) -> None:

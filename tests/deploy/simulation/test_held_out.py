@@ -120,18 +120,12 @@ def test_workers_and_a_restart_change_nothing(recipe_of: RecipeOf, tmp_path: Pat
         assert held_out_scores(opened) == expected
 
 
-def test_what_a_policy_keeps_is_not_shown(recipe_of: RecipeOf) -> None:
+def test_what_a_policy_keeps_or_refuses_is_not_shown(recipe_of: RecipeOf, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = of_six(recipe_of)
     rules = everything(recipe).rules.model_copy(update={"metrics": frozenset({"loss", "personal.pm_v"})})
     with simulation(recipe, policy=Policy(rules)) as running:
         running.go()
         assert {name for own in held_out_scores(running).values() for name in own} == {"personal.pm_v"}
-
-
-def test_a_site_whose_policy_refuses_the_run_has_no_scores(
-    recipe_of: RecipeOf, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = of_six(recipe_of)
     with simulation(recipe) as running:
         running.go()
         capsys.readouterr()

@@ -149,7 +149,7 @@ def test_a_server_takes_a_held_site_for_no_round(
         assert isinstance(link.next_task(answer.run, 0.0), Task) == bool(there)
 
 
-def test_workers_load_only_the_plugins_of_the_policy(recipe_of: RecipeOf) -> None:
+def test_a_policy_holds_for_what_workers_load_and_compute(recipe_of: RecipeOf) -> None:
     started: list[frozenset[str]] = []
 
     class Spy(CrewHere):
@@ -162,10 +162,6 @@ def test_workers_load_only_the_plugins_of_the_policy(recipe_of: RecipeOf) -> Non
         with simulation(recipe, policy=policy, crew=partial(Spy, 1)):
             pass
     assert started == [{"another"}, recipe.names]
-
-
-def test_a_policy_holds_for_what_workers_compute(recipe_of: RecipeOf) -> None:
-    recipe = recipe_of("fedavg")
     found = []
     for policy, crew in ((careful(recipe), None), (careful(recipe), partial(CrewHere, 2)), (None, None)):
         with simulation(recipe, policy=policy, crew=crew) as running:

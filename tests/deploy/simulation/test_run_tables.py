@@ -24,16 +24,12 @@ from protofed.server.operator.run_record import Overview
 RecipeOf = Callable[..., Recipe]
 
 
-def test_a_table_says_if_own_models_were_scored_on_a_sample(recipe_of: RecipeOf) -> None:
+def test_a_table_tells_of_a_sample_and_has_dashes_for_what_is_not_there(recipe_of: RecipeOf) -> None:
     sampled, whole = recipe_of("fedavg", evaluation={"personal_test_images": 2000}), recipe_of("fednh")
     assert str(scores_table([sampled, whole], {}, "scores").caption).endswith(
         " Own models: on a stratified sample, at most 2,000, of it."
     )
     assert "sample" not in str(scores_table([whole], {}, "scores").caption)
-
-
-def test_a_score_that_is_not_there_is_a_dash(recipe_of: RecipeOf) -> None:
-    """Of the first round, before any was sent; and the worst site of a secure aggregation."""
     recipe, aggregated = recipe_of("fedavg"), Spread(0.912, 0.034, None, 3)
     started = Overview(
         run=recipe.name,

@@ -44,15 +44,12 @@ def test_every_epoch_that_a_method_trains_is_counted(method: str, recipe_of: Rec
         assert epochs(running) == {1: {expected}, 2: {expected}}
 
 
-def test_workers_count_as_the_simulation_itself(recipe_of: RecipeOf) -> None:
+def test_workers_and_an_interruption_change_no_count(recipe_of: RecipeOf, tmp_path: Path) -> None:
     recipe = recipe_of("ditto", rounds=2)
     with simulation(recipe) as alone, simulation(recipe, crew=partial(CrewHere, 2)) as spread:
         alone.go()
         spread.go()
         assert spread.training.by_round() == alone.training.by_round()
-
-
-def test_an_interrupted_simulation_remembers_and_counts_nothing_twice(recipe_of: RecipeOf, tmp_path: Path) -> None:
     recipe = recipe_of("fedavg")
     with simulation(recipe) as whole:
         whole.go()

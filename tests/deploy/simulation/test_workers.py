@@ -191,9 +191,6 @@ def test_a_worker_that_cannot_take_a_base_computes_nothing_from_the_one_before(
         worker.carry_out(work, [b"cut short", BASE])
 
 
-# Real processes
-
-
 @pytest.mark.parametrize(("started", "error", "code"), [(0, "EOFError", 0), (1, "EOFError", 0), (1, "MemoryError", 1)])
 def test_a_worker_that_hears_nothing_any_more_ends(started: int, error: str, code: int, recipe_of: Recipes) -> None:
     beginning = {
@@ -279,11 +276,8 @@ def test_a_killed_worker_changes_no_row_of_the_ledger(recipe_of: Recipes, tmp_pa
         left = workers_of(os.getpid())
         assert len(left) == 2
     assert workers_of(os.getpid()) == []
+    assert crew_of(1) is None  # one needs no other process
     assert rows(tmp_path / "two") == rows(tmp_path / "one")
-
-
-def test_one_worker_needs_no_other_process() -> None:
-    assert crew_of(1) is None
 
 
 @pytest.mark.parametrize(
@@ -317,7 +311,6 @@ def test_a_simulation_that_ends_takes_its_workers_along_and_goes_on_with_others(
 
 
 def states(running: Simulation) -> list[str | None]:
-    """What each round published."""
     return [row.state for row in running.ledger.rounds(running.recipe.name) if row.state is not None]
 
 

@@ -91,8 +91,6 @@ def run(
 
 @pytest.fixture
 def check(run: Run) -> Check:
-    """The same as JSON."""
-
     def act(*more: str | Path, **changes: Any) -> tuple[int, dict[str, Any]]:
         code, out = run("--json", *more, **changes)
         return code, json.loads(out)
@@ -170,18 +168,6 @@ def test_all_that_is_wrong_is_told_at_once_and_the_daemon_would_refuse(check: Ch
     assert found["taken"] == {}
 
 
-def test_images_that_are_alike_are_named_within_and_across_splits(check: Check, folder: Path) -> None:
-    image(folder / "train" / "malignant" / "b-again.png", 1)  # as benign/b
-    image(folder / "test" / "malignant" / "c-again.png", 2)  # as malignant/c
-    code, found = check()
-    assert code == 93
-    assert found["alike"] == [
-        ["train/benign/b.png (benign, train)", "train/malignant/b-again.png (malignant, train)"],
-        ["test/malignant/c-again.png (malignant, test)", "train/malignant/c.png (malignant, train)"],
-    ]
-    assert (found["alike_with_several_labels"], found["test_images_trained_on"]) == (1, 1)
-
-
 def test_the_verdict_comes_first_and_names_what_makes_scores_untrue(run: Run, check: Check, folder: Path) -> None:
     code, out = run()
     assert code == 0
@@ -190,6 +176,11 @@ def test_the_verdict_comes_first_and_names_what_makes_scores_untrue(run: Run, ch
     image(folder / "test" / "malignant" / "c-again.png", 2)  # as malignant/c
     code, found = check()
     assert (code, found["refusal"], found["scores_untrue"]) == (93, None, True)
+    assert found["alike"] == [
+        ["train/benign/b.png (benign, train)", "train/malignant/b-again.png (malignant, train)"],
+        ["test/malignant/c-again.png (malignant, test)", "train/malignant/c.png (malignant, train)"],
+    ]
+    assert (found["alike_with_several_labels"], found["test_images_trained_on"]) == (1, 1)
     assert found["but"] == [
         "test images that are also trained on: 1; with them scores are too good: remove them on one side",
         "images that occur under several labels: 1; no model can be right on all of them: correct the labels",
@@ -278,16 +269,9 @@ def test_a_class_below_the_policys_threshold_is_said_to_be_absent(run: Run, tmp_
     assert "count as absent: malignant." in " ".join(out.split())
 
 
-def test_pixels_far_from_the_recipes_are_hinted_at(check: Check, folder: Path, tmp_path: Path) -> None:
-    assert check()[1]["far_from_the_recipe"] == []
-    narrow = RECIPE.replace("std = [0.2]", "std = [0.01]")
-    (tmp_path / "recipe.toml").write_text(narrow, encoding="utf-8")
-    code, found = check()
-    assert code == 0, "a hint, no refusal"
-    assert [line.partition(":")[0] for line in found["far_from_the_recipe"]] == ["channel 0", "channel 1", "channel 2"]
-
-
-def test_mean_and_std_are_those_of_the_pixels(check: Check, folder: Path) -> None:
+def test_mean_and_std_are_those_of_the_pixels_and_far_ones_hinted_at(
+    check: Check, folder: Path, tmp_path: Path
+) -> None:
     _, found = check()
     names = sorted(folder.glob("train/*/*.png"))
     seen = [
@@ -296,36 +280,31 @@ def test_mean_and_std_are_those_of_the_pixels(check: Check, folder: Path) -> Non
     pixels = np.stack([np.asarray(one) for one in seen]) / 255
     np.testing.assert_allclose(found["mean"], pixels.mean((0, 1, 2)), rtol=1e-9)
     np.testing.assert_allclose(found["std"], pixels.std((0, 1, 2)), rtol=1e-9)
+    assert check()[1]["far_from_the_recipe"] == []
+    narrow = RECIPE.replace("std = [0.2]", "std = [0.01]")
+    (tmp_path / "recipe.toml").write_text(narrow, encoding="utf-8")
+    code, found = check()
+    assert code == 0, "a hint, no refusal"
+    assert [line.partition(":")[0] for line in found["far_from_the_recipe"]] == ["channel 0", "channel 1", "channel 2"]
 
 
-def test_without_a_recipe_there_are_own_labels_only(check: Check) -> None:
+def test_without_a_recipe_own_labels_count_and_for_an_evaluator_its_test_set(check: Check) -> None:
     code, found = check(recipe=False)
     assert (code, found["recipe"], found["preprocessing_digest"]) == (0, None, None)
     assert found["classes"] == ["benign", "malignant", "naevus"]
     assert found["stored"]["train"] == [2, 1, 2]
-
-
-def test_an_evaluator_is_told_of_its_test_set(check: Check) -> None:
     code, found = check("--role", "evaluator")
     assert code == 0
     assert found["taken"] == {"tests_on": [1, 1, 0]}
 
 
-@pytest.mark.parametrize("root", ["nowhere", "recipe.toml"])
-def test_data_that_are_not_there_are_a_refusal_and_no_trace(check: Check, root: str, tmp_path: Path) -> None:
-    code, found = check(settings=SETTINGS.format(root=tmp_path / root))
-    assert code == 65
-    assert root in found["refusal"]
-    assert found["classes"] == ["benign", "malignant", "naevus"]
-
-
-def test_where_nothing_could_be_looked_at_there_is_no_table(run: Run, tmp_path: Path) -> None:
-    code, out = run(settings=SETTINGS.format(root=tmp_path / "nowhere"))
-    assert code == 65
-    assert [line for line in out.splitlines() if line and " " not in line and line.isalpha()] == [
-        "Verdict",
-        "Preparation",
-    ]
+def test_data_that_are_not_there_are_a_refusal_and_no_table(check: Check, run: Run, tmp_path: Path) -> None:
+    for root in ("nowhere", "recipe.toml"):
+        code, found = check(settings=SETTINGS.format(root=tmp_path / root))
+        assert (code, root in found["refusal"]) == (65, True)
+        assert found["classes"] == ["benign", "malignant", "naevus"]
+    lines = run(settings=SETTINGS.format(root=tmp_path / "nowhere"))[1].splitlines()
+    assert [line for line in lines if line.isalpha()] == ["Verdict", "Preparation"]
 
 
 def test_arrays_have_their_numbers_mapped_and_compared(check: Check, tmp_path: Path) -> None:
@@ -350,10 +329,7 @@ def test_arrays_have_their_numbers_mapped_and_compared(check: Check, tmp_path: P
     assert found["test_images_trained_on"] == 1
 
 
-# The contact sheet
-
-
-def test_a_contact_sheet_is_written_only_where_it_is_asked_for_and_for_this_user(run: Run, tmp_path: Path) -> None:
+def test_a_contact_sheet_is_written_for_this_user_alone_where_it_can_be(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "sheet.png"
     before = os.umask(0)
     try:
@@ -365,6 +341,10 @@ def test_a_contact_sheet_is_written_only_where_it_is_asked_for_and_for_this_user
     with Image.open(file) as picture:
         assert picture.format == "PNG"
         assert min(picture.size) > 300
+    code, out = run("--contact-sheet", tmp_path / "nowhere" / "sheet.png")
+    assert code == 74
+    assert out.startswith("protofed: cannot write")
+    assert len(out.splitlines()) == 1
 
 
 def test_the_sheet_has_every_pixel_as_the_model_sees_it(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -378,13 +358,6 @@ def test_the_sheet_has_every_pixel_as_the_model_sees_it(run: Run, folder: Path, 
         colour: counted[colour] / 128**2 for colour in colours.values()
     }  # images of 4 x 4 pixels, 32 times as large
     assert list(each.values()) == [3, 2, 2]
-
-
-def test_a_place_that_cannot_be_written_is_an_error_of_one_line(run: Run, tmp_path: Path) -> None:
-    code, out = run("--contact-sheet", tmp_path / "nowhere" / "sheet.png")
-    assert code == 74
-    assert out.startswith("protofed: cannot write")
-    assert len(out.splitlines()) == 1
 
 
 @pytest.mark.parametrize("classes", [2, 100])

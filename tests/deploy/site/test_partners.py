@@ -24,13 +24,10 @@ def test_without_a_list_it_depends_on_the_policy(required: bool | None, said: st
     assert unsaid not in text
 
 
-def test_before_the_first_sum_so_many_partners_are_said_and_then_they_are_named() -> None:
+def test_partners_are_counted_before_the_first_sum_and_then_named() -> None:
     assert "at least 2 partners of list 2" in who_reads("ann", (), LISTED, 3, required=True)
     grouped = who_reads("ann", ("ann", "bob", "cleo"), LISTED, 3, required=True)
     assert grouped == "The server reads this site's update alone only together with Bob (bob), Cleo (cleo)."
-
-
-def test_a_coordinator_in_the_group_is_no_other_that_is_needed() -> None:
     of_bob = Consortium(2, "BOB", LISTED.partners)
     text = who_reads("ann", ("ann", "bob", "cleo"), of_bob, 3, required=True)
     assert text.startswith("BOB runs the server and is in this site's group as bob.")

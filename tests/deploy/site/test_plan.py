@@ -135,14 +135,11 @@ def test_a_shipped_policy_refuses_exactly_the_methods_that_it_does_not_name(
         assert {tensor.refused_by for tensor in aggregated.outgoing} == {None}
 
 
-def test_sizes_are_those_of_the_tensors(recipe_of: RecipeOf) -> None:
+def test_sizes_are_those_of_the_tensors_or_of_the_masked_vector(recipe_of: RecipeOf) -> None:
     plan = site_plan(recipe_of("fednh"))
     body = 4 * (16 * 9 + 16 + 32 * 16 * 9 + 32 + 64 * 128 + 64)
     assert plan.sent_bytes == (body + 4, body + 4 + 10 * 64 * 4)
     assert plan.received_bytes == body + 4 + 10 * 64 * 4
-
-
-def test_under_secure_aggregation_the_size_is_that_of_the_masked_vector(recipe_of: RecipeOf) -> None:
     plan = site_plan(recipe_of("fedavg", federation=SECURE))
     numbers = sum(tensor.spec.nbytes for tensor in plan.outgoing) // 4 + 1  # of float32; and the weight
     assert plan.masked == numbers
@@ -153,21 +150,25 @@ def test_under_secure_aggregation_the_size_is_that_of_the_masked_vector(recipe_o
     assert site_plan(recipe_of("fedavg")).masked is None
 
 
-def test_a_part_that_is_not_allowed_is_refused_by_its_rule(recipe_of: RecipeOf) -> None:
-    plan = site_plan(recipe_of("fednh"), policy("fednh", parts={"body", "head"}))
-    assert {tensor.spec.part: tensor.refused_by for tensor in plan.outgoing} == {
-        Part.BODY: None,
-        Part.HEAD: None,
-        Part.PROTOTYPES: "parts",
-    }
-    assert plan.refusals[0] == "method 'fednh' sends 'prototypes', which is not in this site's policy (parts)"
-
-
-def test_an_update_that_is_too_large_is_refused_whole(recipe_of: RecipeOf) -> None:
+@pytest.mark.parametrize(
+    ("method", "changes", "refused", "said"),
+    [
+        ("fednh", {"parts": {"body", "head"}}, {"prototypes"}, "method 'fednh' sends 'prototypes', which is not in"),
+        ("fednh", {"max_update_mb": 0.05}, {"body", "head", "prototypes"}, "max_update_mb = 0.05"),
+        ("fedavg", {"dtypes": {"int64"}}, {"body", "head"}, "dtypes"),
+        ("fedavg", {"max_tensor_mb": 0.001}, {"body", "head"}, "max_tensor_mb"),
+        ("cwfedavg", {"class_distribution_estimate": False}, {"class-shares"}, "part 'class-shares'"),
+    ],
+)
+def test_what_may_not_leave_is_refused_by_its_rule(
+    method: str, changes: dict[str, Any], refused: set[str], said: str, recipe_of: RecipeOf
+) -> None:
+    plan, (rule,) = site_plan(recipe_of(method), policy(method, **changes)), changes
+    found = {tensor.spec.part.value: tensor.refused_by for tensor in plan.outgoing if tensor.refused_by}
+    assert found == dict.fromkeys(refused, rule)
+    assert said in plan.refusals[0]
+    assert rule in plan.refusals[0]
     assert not site_plan(recipe_of("fednh"), policy("fednh", max_update_mb=0.1)).refusals
-    plan = site_plan(recipe_of("fednh"), policy("fednh", max_update_mb=0.05))
-    assert {tensor.refused_by for tensor in plan.outgoing} == {"max_update_mb"}
-    assert "max_update_mb = 0.05" in plan.refusals[0]
 
 
 def test_true_shares_exist_only_in_simulations(recipe_of: RecipeOf) -> None:
@@ -193,14 +194,11 @@ def test_a_count_that_the_run_needs_and_the_policy_keeps_refuses_the_run(recipe_
     ]
 
 
-def test_only_scores_that_the_policy_names_leave(recipe_of: RecipeOf) -> None:
+def test_only_scores_that_the_policy_names_leave_and_each_says_what_it_tells(recipe_of: RecipeOf) -> None:
     plan = site_plan(recipe_of("fednh"), policy("fednh", metrics={"personal.recall", "personal.pm_v"}))
     assert {of: names for of, names in plan.released.items() if names} == {OWN: ("personal.pm_v", "personal.recall")}
     assert "personal.recall" in plan.scalars[OWN]
     assert "personal.auroc" not in plan.scalars[OWN]
-
-
-def test_each_score_says_what_can_be_computed_from_it(recipe_of: RecipeOf) -> None:
     plan = site_plan(recipe_of("fednh"), policy("fednh", metrics={"global.accuracy", "personal.pm_l"}))
     shown, sentences = " ".join(printed(plan, 100, policy="mine").split()), plain(plan)["scalars_disclose"]
     assert sentences.keys() == {name for names in plan.scalars.values() for name in names}
@@ -212,14 +210,11 @@ def test_each_score_says_what_can_be_computed_from_it(recipe_of: RecipeOf) -> No
     assert "protofed client scores" not in everything
 
 
-def test_the_first_model_is_judged_apart(recipe_of: RecipeOf) -> None:
+def test_the_first_model_is_judged_apart_and_one_that_is_not_named_never_run(recipe_of: RecipeOf) -> None:
     plan = site_plan(recipe_of("fedprp"), policy("fedprp", parts={"body", "prototypes"}))
     assert not plan.refusals
     assert plan.first_model == "part 'head' is not in this site's policy (parts)"
     assert site_plan(recipe_of("fedprp"), policy("fedprp")).first_model is None
-
-
-def test_a_model_that_the_site_does_not_name_is_never_run(recipe_of: RecipeOf) -> None:
     recipe = recipe_of("fednh", model={"name": "nowhere:made"})
     with pytest.raises(ConfigError, match="add it to `plugins`"):
         site_plan(recipe)
@@ -247,32 +242,7 @@ def test_a_site_that_hides_its_classes_keeps_what_tells_of_them(
     assert "secure aggregation (hide_class_presence)" in " ".join(plan.rules)
 
 
-@pytest.mark.parametrize(
-    ("method", "changes", "rule", "part"),
-    [
-        ("cwfedavg", {"class_distribution_estimate": False}, "class_distribution_estimate", "class-shares"),
-    ],
-)
-def test_a_part_about_classes_is_refused_by_the_rule_about_classes(
-    method: str, changes: dict[str, Any], rule: str, part: str, recipe_of: RecipeOf
-) -> None:
-    plan = site_plan(recipe_of(method), policy(method, **changes))
-    assert {tensor.spec.part: tensor.refused_by for tensor in plan.outgoing if tensor.refused_by} == {part: rule}
-    assert plan.refusals
-    assert all(f"part '{part}'" in why and f"({rule})" in why for why in plan.refusals)
-
-
-@pytest.mark.parametrize(
-    ("changes", "rule"), [({"dtypes": {"int64"}}, "dtypes"), ({"max_tensor_mb": 0.001}, "max_tensor_mb")]
-)
-def test_a_tensor_that_may_not_leave_keeps_all_of_them(changes: dict[str, Any], rule: str, recipe_of: RecipeOf) -> None:
-    plan = site_plan(recipe_of("fedavg"), policy("fedavg", **changes))
-    assert {tensor.refused_by for tensor in plan.outgoing} == {rule}
-    assert len(plan.refusals) == 1
-    assert rule in plan.refusals[0]
-
-
-def test_what_the_policy_says_is_said_in_sentences(recipe_of: RecipeOf) -> None:
+def test_what_the_policy_and_heartbeats_say_is_said_in_sentences(recipe_of: RecipeOf) -> None:
     nights = {"days": ["sun", "mon"], "from": "20:00", "until": "06:00"}
     rules = policy("fedprp", min_samples_per_class=7, approval="manual", schedule=[nights])
     plan = site_plan(recipe_of("fedprp"), rules)
@@ -293,9 +263,6 @@ def test_what_the_policy_says_is_said_in_sentences(recipe_of: RecipeOf) -> None:
     assert not [said for said in telling.rules if "example_count" in said]
     assert site_plan(recipe_of("fedprp")).rules == ()
     assert not [said for said in site_plan(recipe_of("fedavg"), rules).rules if "class" in said]
-
-
-def test_what_heartbeats_tell_of_the_machine_is_said_with_what_it_discloses(recipe_of: RecipeOf) -> None:
     plan = site_plan(recipe_of("fedavg"), policy("fedavg", telemetry=["step_seconds", "disk_free_bytes"]))
     told = [said for said in plan.rules if "(telemetry)" in said]
     assert [said.partition(" (telemetry). ")[0] for said in told] == [
@@ -331,23 +298,20 @@ def test_it_can_be_read_in_a_terminal(method: str, recipe_of: RecipeOf) -> None:
             assert tensor.spec.part.discloses in " ".join(by_part.split())
 
 
-def test_an_option_is_named_where_there_is_one(recipe_of: RecipeOf) -> None:
+def test_the_screen_names_its_option_and_takes_no_markup(recipe_of: RecipeOf) -> None:
     plan = site_plan(recipe_of("fedavg"))
     assert ["--tensors" in printed(plan, 100, tensors=tensors) for tensors in (False, True, None)] == [
         True,
         False,
         False,
     ]
-
-
-def test_brackets_of_a_reason_are_no_markup(recipe_of: RecipeOf) -> None:
     plan = replace(site_plan(recipe_of("fednh"), policy("fednh")), refusals=("remove [data] [/]",), rules=("see [x]",))
     shown = printed(plan, 100, policy="mine")
     assert "remove [data] [/]" in shown
     assert "see [x]" in shown
 
 
-def test_each_limit_stands_beside_what_the_run_asks(recipe_of: RecipeOf) -> None:
+def test_each_limit_stands_beside_what_the_run_asks_and_the_width_of_its_body(recipe_of: RecipeOf) -> None:
     read = recipe_of("fednh", plan={"lr": 0.7, "batch_size": 32})
     plan = site_plan(read, policy("fednh"), cohort=1, examples=20)
     broken = {check.key for check in plan.limits if not check.holds}
@@ -359,9 +323,6 @@ def test_each_limit_stands_beside_what_the_run_asks(recipe_of: RecipeOf) -> None
     assert {"lr", "min_cohort"} <= {check["key"] for check in plain(plan)["limits"] if not check["holds"]}
     unknown = site_plan(read, policy("fednh"))
     assert not {"steps", "min_step_sum", "min_cohort"} & {check.key for check in unknown.limits}
-
-
-def test_a_body_of_too_few_features_is_declined_and_shown(recipe_of: RecipeOf) -> None:
     read = recipe_of("fednh")
     (check,) = (check for check in site_plan(read, policy("fednh")).limits if check.key == "min_features_per_class")
     assert check.holds
@@ -371,16 +332,13 @@ def test_a_body_of_too_few_features_is_declined_and_shown(recipe_of: RecipeOf) -
     assert "limits.min_features_per_class" in refusal
 
 
-def test_in_a_secure_run_a_limit_by_images_declines_nothing_and_is_said(recipe_of: RecipeOf) -> None:
+def test_a_limit_by_images_declines_nothing_in_a_secure_run_or_with_noise(recipe_of: RecipeOf) -> None:
     read = recipe_of("fednh", plan={"lr": 0.1, "batch_size": 32}, federation={"secure": True, "min_sites": 3})
     plan = site_plan(read, policy("fednh", limits={"steps": 2}), cohort=3, examples=20)
     assert [check.key for check in plan.limits if not check.holds] == ["steps", "min_step_sum"]
     assert not plan.refusals
     assert "Random numbers take the place" in plan.still_open[0]
     assert "limits.steps" in plan.still_open[0]
-
-
-def test_of_a_run_with_noise_no_limit_by_images_stays_open() -> None:
     facts = RunFacts(Digest("b" * 64), frozenset({Part.BODY}), examples=20, cohort=3, features=64)
     assert unchecked(facts, noisy=True) == ()
     assert unchecked(facts) == ("limits.min_contrast",)
@@ -469,7 +427,7 @@ def test_every_part_says_what_it_discloses() -> None:
     assert len({part.discloses for part in Part}) == len(Part)
 
 
-def test_under_secure_aggregation_a_site_is_sent_what_is_made_of_the_sum() -> None:
+def test_a_sum_is_told_by_its_weights_and_sites_and_what_is_sent_back() -> None:
     federation = {"min_sites": 3, "secure": True}
     method = {"name": "cwfedavg", "shares": "true"}
     plan = site_plan(small_recipe("cwfedavg", method=method, federation=federation))
@@ -478,23 +436,6 @@ def test_under_secure_aggregation_a_site_is_sent_what_is_made_of_the_sum() -> No
         site_plan(small_recipe("cwfedavg", federation=federation))
     with pytest.raises(ConfigError, match="solo"):
         site_plan(small_recipe("solo", federation=federation))
-
-
-@pytest.mark.parametrize("method", SUMMABLE)
-def test_what_the_server_sees_of_each_part_is_read_from_the_methods_form(method: str) -> None:
-    plain_plan, aggregated = site_plan(small_recipe(method)), site_plan(small_recipe(method, federation=SECURE))
-    form = form_of(client_methods.build(method, {}), method)
-    rows = {form.rows.part} if form.rows else set()
-    in_sums = {*form.means, *rows, *form.mixtures, form.shares}
-    for plan in (plain_plan, aggregated):
-        assert [each.part for each in plan.server_view.parts] == list(dict.fromkeys(t.spec.part for t in plan.outgoing))
-        for each in plan.server_view.parts:
-            assert (each.plain, each.aggregated == NOTHING) == (each.part.discloses, each.part not in in_sums)
-            assert plan.server_view.seen(each) == (each.aggregated if plan is aggregated else each.plain)
-    assert ("It sees how many sites hold each class, not which." in aggregated.server_view.whole) is form.by_class
-
-
-def test_a_sentence_of_a_sum_says_by_what_it_is_weighed_and_of_how_many_it_is_at_least() -> None:
     recipe = small_recipe(
         "fedavg", method={"name": "fedavg", "weighting": "examples"}, federation={**SECURE, "quorum": 3}
     )
@@ -518,10 +459,27 @@ def test_a_sentence_of_a_sum_says_by_what_it_is_weighed_and_of_how_many_it_is_at
     assert told[Part.LABEL_DISTRIBUTION].plain == "", "it never leaves without a sum"
 
 
-def test_a_method_without_a_form_says_why_and_nothing_of_sums() -> None:
+@pytest.mark.parametrize("method", SUMMABLE)
+def test_what_the_server_sees_of_each_part_is_read_from_the_methods_form(method: str) -> None:
+    plain_plan, aggregated = site_plan(small_recipe(method)), site_plan(small_recipe(method, federation=SECURE))
+    form = form_of(client_methods.build(method, {}), method)
+    rows = {form.rows.part} if form.rows else set()
+    in_sums = {*form.means, *rows, *form.mixtures, form.shares}
+    for plan in (plain_plan, aggregated):
+        assert [each.part for each in plan.server_view.parts] == list(dict.fromkeys(t.spec.part for t in plan.outgoing))
+        for each in plan.server_view.parts:
+            assert (each.plain, each.aggregated == NOTHING) == (each.part.discloses, each.part not in in_sums)
+            assert plan.server_view.seen(each) == (each.aggregated if plan is aggregated else each.plain)
+    assert ("It sees how many sites hold each class, not which." in aggregated.server_view.whole) is form.by_class
+
+
+def test_only_a_method_with_a_form_is_told_of_sums_which_true_shares_may_enter() -> None:
     plan = site_plan(small_recipe("cwfedavg"))
     assert "norms" in plan.server_view.why_not
     assert {each.aggregated for each in plan.server_view.parts} == {""}
+    recipe = small_recipe("cwfedavg", method={"name": "cwfedavg", "shares": "true"}, federation=SECURE)
+    plan = site_plan(recipe, policy("cwfedavg"))
+    assert (plan.refusals, {tensor.refused_by for tensor in plan.outgoing}) == ((), {None})
 
 
 @pytest.mark.parametrize("secure", ["allowed", "required"])
@@ -538,12 +496,6 @@ def test_a_policy_that_asks_for_secure_aggregation_lets_a_run_with_them_in_and_n
         secure != "allowed",
         secure == "allowed",
     )
-
-
-def test_a_site_lets_its_true_shares_into_a_sum_and_nowhere_else() -> None:
-    recipe = small_recipe("cwfedavg", method={"name": "cwfedavg", "shares": "true"}, federation=SECURE)
-    plan = site_plan(recipe, policy("cwfedavg"))
-    assert (plan.refusals, {tensor.refused_by for tensor in plan.outgoing}) == ((), {None})
 
 
 def test_the_screen_and_json_say_what_the_server_sees_with_sums_and_without() -> None:
@@ -569,3 +521,14 @@ def test_what_tells_the_number_of_steps_is_kept_with_the_number_of_examples(meth
         assert {tensor.spec.part for tensor in keeps.outgoing if tensor.refused_by == "example_count"} == {part}
         assert {tensor.refused_by for tensor in tells.outgoing} == {None}
         assert [any(f"Part {part} " in said for said in plan.rules) for plan in (keeps, tells)] == [True, True]
+
+
+@pytest.mark.parametrize("missing", sorted(Exchange))
+def test_what_a_policy_does_not_exchange_is_refused_tensor_by_tensor(missing: Exchange, recipe_of: RecipeOf) -> None:
+    recipe = recipe_of("fedamp")
+    plan = site_plan(recipe, policy("fedamp", exchange=set(Exchange) - {missing}))
+    assert plan.refusals
+    assert {tensor.refused_by for tensor in plan.outgoing} == {"exchange"}
+    allowed = site_plan(recipe, policy("fedamp"))
+    assert allowed.refusals == ()
+    assert allowed.exchanges == plan.exchanges == frozenset(Exchange)

@@ -52,22 +52,16 @@ def spent(folder: Path, rounds: int) -> Any:
     return read(folder / FILE)
 
 
-def test_the_cost_of_a_run_follows_from_its_recipe() -> None:
+def test_the_cost_of_a_run_follows_from_its_recipe_if_something_bounds_it() -> None:
     assert (plan := planned(noisy())) is not None
     assert plan.events == ROUND
     assert (plan.epsilon, plan.delta) == (epsilon(ROUND * 30, 1e-5), 1e-5)
     assert (plan.budget, plan.allowed, plan.noise) == (None, None, None)
     assert planned(shipped.recipe("digits-fedavg")) is None
-
-
-def test_class_sums_cost_too_and_need_noise() -> None:
     assert (plan := planned(noisy(method="fednh", class_noise_multiplier=10.0))) is not None
     assert plan.events == (*ROUND, NoisySums(1.0, 10.0, 1))
     with pytest.raises(ConfigError, match="class_noise_multiplier"):
         planned(noisy(method="fednh"))
-
-
-def test_a_method_that_nothing_bounds_is_refused() -> None:
     with pytest.raises(ConfigError, match="scaffold"):
         planned(noisy(method="scaffold"))
 
@@ -89,7 +83,7 @@ def test_a_budget_says_how_many_rounds_it_allows_and_which_noise_it_would_take(t
     assert (better.enough, better.noise) == (True, None)
 
 
-def test_the_preview_has_it_and_withholds_what_has_no_noise() -> None:
+def test_the_preview_has_it_what_is_spent_and_withholds_what_has_no_noise(tmp_path: Path) -> None:
     plan = site_plan(noisy(), policy())
     assert plan.privacy is not None
     assert plain(plan)["privacy"]["epsilon"] == plan.privacy.epsilon
@@ -98,6 +92,10 @@ def test_the_preview_has_it_and_withholds_what_has_no_noise() -> None:
     assert plan.refusals == ()
     quiet = site_plan(noisy().model_copy(update={"plan": Plan()}), policy(dp=None))
     assert (quiet.privacy, quiet.released[LOSS], plain(quiet)["privacy"]) == (None, ("loss",), None)
+    before = spent(tmp_path, 5)
+    plan = site_plan(noisy(), policy(), spent=before)
+    assert plan.privacy is not None
+    assert plan.privacy.spent == epsilon(before.events(), 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -111,13 +109,6 @@ def test_the_preview_has_it_and_withholds_what_has_no_noise() -> None:
 )
 def test_what_a_budget_would_refuse_the_preview_says(recipe: Recipe, rules: dict[str, Any]) -> None:
     assert len(site_plan(recipe, policy(**rules)).refusals) == 1
-
-
-def test_what_is_spent_counts_in_the_preview(tmp_path: Path) -> None:
-    before = spent(tmp_path, 5)
-    plan = site_plan(noisy(), policy(), spent=before)
-    assert plan.privacy is not None
-    assert plan.privacy.spent == epsilon(before.events(), 1e-5)
 
 
 def test_beside_a_server_without_pytorch_the_place_to_look_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

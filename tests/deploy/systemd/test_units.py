@@ -61,7 +61,7 @@ def test_the_server_is_started_with_options_and_settings_that_it_takes() -> None
     own("server.environment")
 
 
-def test_a_site_is_started_with_options_and_settings_that_it_takes() -> None:
+def test_a_site_is_started_with_settings_that_it_takes_in_folders_of_the_units() -> None:
     said = parsed(CLIENT, "client")
     given = {key: said[key] for key in ("site", "policy", "identity", "state")}
     settings = read_settings(ClientSettings, SYSTEMD / "examples/client.toml", given)
@@ -71,60 +71,41 @@ def test_a_site_is_started_with_options_and_settings_that_it_takes() -> None:
         Path("/etc/protofed/client/north/identity"),
     )
     own("client.environment")
+    made = [line.split() for line in (SYSTEMD / "tmpfiles.d/protofed.conf").read_text(encoding="utf-8").splitlines()]
+    modes = {line[1]: (line[2], line[3]) for line in made if line[0] == "d"}
+    assert modes["/etc/protofed/server/identity"] == ("0700", "protofed")
+    assert modes["/etc/protofed/server"] == modes["/etc/protofed/client"] == ("0750", "root")
+    assert (SYSTEMD / "sysusers.d/protofed.conf").read_text(encoding="utf-8").startswith("u protofed ")
 
 
 @pytest.mark.parametrize("unit", [SERVER, CLIENT], ids=lambda unit: unit.stem)
-def test_the_state_folder_is_the_only_one_that_can_be_written(unit: Path) -> None:
+def test_a_unit_writes_its_state_folder_alone_and_is_tried_again_for_ever(unit: Path) -> None:
     said = keys(unit)
     state = parsed(unit, "server" if unit == SERVER else "client")["state"]
     assert said["ProtectSystem"] == ["strict"]
     assert "ReadWritePaths" not in said
     assert Path("/var/lib") / said["StateDirectory"][0] == state
     assert said["StateDirectoryMode"] == ["0700"]
-
-
-@pytest.mark.parametrize("unit", [SERVER, CLIENT], ids=lambda unit: unit.stem)
-def test_what_may_mend_itself_is_tried_again_for_ever(unit: Path) -> None:
-    said = keys(unit)
     stays = {int(code) for code in said["RestartPreventExitStatus"][0].split()}
     again = (errors.DataError, errors.UnavailableError, errors.StateError, errors.ProtofedError)
     assert said["Restart"] == ["on-failure"]
     assert said["StartLimitIntervalSec"] == ["0"]
     assert not stays & {error.exit_code for error in again}
     assert {2, errors.ConfigError.exit_code, errors.PolicyViolationError.exit_code} <= stays
-
-
-def test_two_daemons_of_one_site_do_not_push_each_other_out_for_ever() -> None:
-    assert str(errors.FencedError.exit_code) in keys(CLIENT)["RestartPreventExitStatus"][0].split()
-
-
-@pytest.mark.parametrize("unit", [SERVER, CLIENT], ids=lambda unit: unit.stem)
-def test_a_new_certificate_starts_what_ended_for_want_of_one_unless_it_was_stopped(unit: Path) -> None:
     watch, identity = keys(PATHS[unit]), parsed(unit, "server" if unit == SERVER else "client")["identity"]
     instance = "north" if unit == CLIENT else ""
     assert watch["PathChanged"] == [f"{identity}/cert.pem"]
     assert watch["PartOf"] == [unit.name.replace("@", f"@{instance}")]
     assert PATHS[unit].name.replace("@", f"@{instance}") in keys(unit)["Wants"][0].split()
+    assert "ExecStartPre" not in keys(unit)
 
 
-def test_a_daemon_can_use_a_gpu_and_make_code_and_dumps_no_images() -> None:
+def test_a_daemon_can_use_a_gpu_dumps_no_images_and_pushes_no_other_out() -> None:
+    assert str(errors.FencedError.exit_code) in keys(CLIENT)["RestartPreventExitStatus"][0].split()
     said = keys(CLIENT)
     assert said["DeviceAllow"] == ["char-nvidia* rw"]
     assert not {"PrivateDevices", "MemoryDenyWriteExecute", "ProcSubset"} & set(said)
     assert said["LimitCORE"] == ["0"]
-
-
-@pytest.mark.parametrize("unit", [SERVER, CLIENT], ids=lambda unit: unit.stem)
-def test_doctor_keeps_no_daemon_from_starting(unit: Path) -> None:
-    assert "ExecStartPre" not in keys(unit)
-
-
-def test_the_folders_are_those_of_the_units() -> None:
-    made = [line.split() for line in (SYSTEMD / "tmpfiles.d/protofed.conf").read_text(encoding="utf-8").splitlines()]
-    modes = {line[1]: (line[2], line[3]) for line in made if line[0] == "d"}
-    assert modes["/etc/protofed/server/identity"] == ("0700", "protofed")
-    assert modes["/etc/protofed/server"] == modes["/etc/protofed/client"] == ("0750", "root")
-    assert (SYSTEMD / "sysusers.d/protofed.conf").read_text(encoding="utf-8").startswith("u protofed ")
 
 
 def installed(unit: Path, folder: Path) -> Path:
@@ -137,17 +118,12 @@ def installed(unit: Path, folder: Path) -> Path:
 
 @analyze
 @pytest.mark.parametrize("unit", [SERVER, CLIENT], ids=lambda unit: unit.stem)
-def test_systemd_understands_every_line(unit: Path, tmp_path: Path) -> None:
+def test_systemd_understands_every_line_and_finds_it_well_shut_in(unit: Path, tmp_path: Path) -> None:
     service = installed(unit, tmp_path)
     verify = ["systemd-analyze", "verify", "--man=no", str(service), str(service.with_suffix(".path"))]
     done = subprocess.run(verify, capture_output=True, text=True, check=False)
     failed = [line for line in done.stderr.splitlines() if not any(f"'{key}'" in line for key in NEWER)]
     assert (done.returncode, failed) == (0, [])
-
-
-@analyze
-@pytest.mark.parametrize("unit", [SERVER, CLIENT], ids=lambda unit: unit.stem)
-def test_systemd_finds_it_well_shut_in(unit: Path, tmp_path: Path) -> None:
     security = ["systemd-analyze", "security", "--offline=true", f"--threshold={EXPOSED[unit]}", "--no-pager"]
-    done = subprocess.run([*security, str(installed(unit, tmp_path))], capture_output=True, text=True, check=False)
+    done = subprocess.run([*security, str(service)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

@@ -100,9 +100,6 @@ def run_ledger(tmp_path: Path) -> Iterator[RunLedger]:
     here.ledger.close()
 
 
-# Pages
-
-
 def test_a_page_is_what_the_ledger_says(run_ledger: RunLedger) -> None:
     run_ledger.publish(0)
     attempt, _ = run_ledger.attempt(1)
@@ -166,9 +163,6 @@ def test_what_was_told_is_kept_small_and_whole(told: TrackedRun) -> None:
     assert len(json.dumps(TrackedRun((1,) * 100_000).pack())) < 100
 
 
-# TensorBoard
-
-
 def read(folder: Path) -> tuple[Seen, dict[str, list[tuple[int, str]]]]:
     """What TensorBoard shows of a folder: scalars and texts."""
     processing = "tensorboard.backend.event_processing"
@@ -178,30 +172,21 @@ def read(folder: Path) -> tuple[Seen, dict[str, list[tuple[int, str]]]]:
     reader = event_accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0})
     reader.Reload()
     scalars = {tag: [(one.step, one.value) for one in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
-    found = plugin_event_accumulator.EventAccumulator(
-        str(folder), size_guidance={"tensors": 0}
-    )  # takes texts back, too
+    found = plugin_event_accumulator.EventAccumulator(str(folder), size_guidance={"tensors": 0})  # takes texts, too
     found.Reload()
-    shown = {
-        tag: [(one.step, float(make_ndarray(one.tensor_proto))) for one in found.Tensors(tag)]
-        for tag in found.Tags()["tensors"]
-        if not tag.endswith("/text_summary") and found.Tensors(tag)
-    }
-    assert shown == {
-        tag: points for tag, points in scalars.items() if points
-    }  # what TensorBoard's own pages are made of
-    texts = {
-        tag.removesuffix("/text_summary"): [
-            (one.step, one.tensor_proto.string_val[0].decode()) for one in found.Tensors(tag)
-        ]
-        for tag in found.Tags()["tensors"]
-        if tag.endswith("/text_summary")
-    }
+    shown: dict[str, list[tuple[int, float]]] = {}
+    texts: dict[str, list[tuple[int, str]]] = {}
+    for tag in found.Tags()["tensors"]:
+        if tag.endswith("/text_summary"):
+            told = [(one.step, one.tensor_proto.string_val[0].decode()) for one in found.Tensors(tag)]
+            texts[tag.removesuffix("/text_summary")] = told
+        elif points := found.Tensors(tag):
+            shown[tag] = [(one.step, float(make_ndarray(one.tensor_proto))) for one in points]
+    assert shown == {tag: points for tag, points in scalars.items() if points}  # TensorBoard's own pages are made of it
     return scalars, texts
 
 
 def by_the_ledger(run_ledger: RunLedger) -> Seen:
-    """What every tracker should show."""
     rows, shown = run_ledger.ledger.rounds(RUN), dict[str, list[tuple[int, float]]]()
     for row in complete_rounds(rows, run_ledger.row().ended_at is not None):
         for tag, number in round_metrics(run_ledger.ledger, row, rows).numbers.items():
@@ -222,26 +207,19 @@ def follow(run_ledger: RunLedger, tracker: tracking.Tracker) -> int:
         return sync_run(records, run_ledger.row(), book)
 
 
-def test_event_files_are_the_ledgers_numbers_and_say_recipe_and_outcome(run_ledger: RunLedger, tmp_path: Path) -> None:
-    for number in range(3):
-        run_ledger.publish(number, 0.3 + number / 10)
-    run_ledger.ledger.end_run(RUN, "completed", RoundOutcome.COMPLETED)
-    assert follow(run_ledger, EventFiles(tmp_path / "tb")) == 3
-    scalars, texts = read(tmp_path / "tb" / RUN)
-    expect_same(scalars, by_the_ledger(run_ledger))
-    ((step, recipe),) = texts["recipe"]
-    assert (step, json.loads(recipe)) == (0, RECIPE)
-    assert texts["outcome"] == [(2, "completed")]
-
-
-def test_after_restarts_nothing_is_told_twice_and_nothing_is_missing(run_ledger: RunLedger, tmp_path: Path) -> None:
+def test_event_files_are_the_ledgers_numbers_after_restarts_too(run_ledger: RunLedger, tmp_path: Path) -> None:
     tracker = EventFiles(tmp_path / "tb")
     for number in range(4):
         run_ledger.publish(number, number / 10)
         assert follow(run_ledger, tracker) == 1
         assert follow(run_ledger, tracker) == 0
-    scalars, _ = read(tmp_path / "tb" / RUN)
+    run_ledger.ledger.end_run(RUN, "completed", RoundOutcome.COMPLETED)
+    follow(run_ledger, tracker)
+    scalars, texts = read(tmp_path / "tb" / RUN)
     expect_same(scalars, by_the_ledger(run_ledger))
+    ((step, recipe),) = texts["recipe"]
+    assert (step, json.loads(recipe)) == (0, RECIPE)
+    assert texts["outcome"] == [(3, "completed")]
 
 
 @pytest.mark.parametrize("lost", ["protofed.json", "events.out.tfevents.0000000002.protofed"])
@@ -307,7 +285,7 @@ def test_a_round_that_is_not_scored_yet_is_not_taken_back_by_a_rollback_to_it(
     assert [step for step, _ in scalars["round/seconds"]] == [0, 1]
 
 
-def test_two_do_not_write_in_one_folder(run_ledger: RunLedger, tmp_path: Path) -> None:
+def test_two_do_not_write_in_one_folder_nor_two_runs_of_a_name(run_ledger: RunLedger, tmp_path: Path) -> None:
     tracker = EventFiles(tmp_path / "tb")
     with (
         tracker.open(run_ledger.row()),
@@ -315,9 +293,6 @@ def test_two_do_not_write_in_one_folder(run_ledger: RunLedger, tmp_path: Path) -
         EventFiles(tmp_path / "tb").open(run_ledger.row()),
     ):
         pass
-
-
-def test_another_run_of_that_name_has_no_room_in_the_folder(run_ledger: RunLedger, tmp_path: Path) -> None:
     run_ledger.publish(0)
     follow(run_ledger, EventFiles(tmp_path / "tb"))
     (tmp_path / "other").mkdir()
@@ -326,9 +301,6 @@ def test_another_run_of_that_name_has_no_room_in_the_folder(run_ledger: RunLedge
     with pytest.raises(StateError, match="another run of this name; give another folder"):
         follow(other, EventFiles(tmp_path / "tb"))
     other.ledger.close()
-
-
-# Followers
 
 
 class Away:
@@ -373,10 +345,7 @@ def test_a_tracker_that_was_away_is_told_what_it_missed(run_ledger: RunLedger, m
         follower.stop()
     assert not follower.is_alive()
     assert [found.round for found in tracker.rounds] == [0, 1, 2]
-    assert [entry["event"] for entry in logs] == [
-        *["a tracker failed; trying again"] * 3,
-        "a tracker has caught up",
-    ]
+    assert [entry["event"] for entry in logs] == [*["a tracker failed; trying again"] * 3, "a tracker has caught up"]
     assert logs[0]["why"] == "ConnectionError: no route to host"
 
 

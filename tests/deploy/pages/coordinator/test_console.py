@@ -55,7 +55,9 @@ def pages_of(secured: TlsServer, operator: Operator, ca: Path | None = None) -> 
     return Browser(console(operator, secured.server.address, identity, ca))
 
 
-def test_the_overview_has_runs_and_sites_with_problems_first(troubled: Browser) -> None:
+def test_the_overview_has_runs_and_sites_with_problems_first_and_healthy_ones(
+    troubled: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = troubled.get("/")
     assert f'href="/runs/{RUN}"' in text
     for waited_for in ("site-1", "site-5"):
@@ -66,11 +68,6 @@ def test_the_overview_has_runs_and_sites_with_problems_first(troubled: Browser) 
     text = troubled.get("/")
     assert "out of memory" in text
     assert text.index('href="/sites/site-5"') < text.index('href="/sites/site-1"')
-
-
-def test_the_overview_has_healthy_sites_too_with_what_they_do_and_their_last_progress(
-    troubled: Browser, monkeypatch: pytest.MonkeyPatch
-) -> None:
     told = [
         pb.SiteInfo(site="east", status="idle", activity_text="waiting for a task", progress=-1.0, progress_age_s=7.0),
         pb.SiteInfo(site="west", status="silent", activity_text="training", progress=-1.0, progress_age_s=900.0),
@@ -84,7 +81,7 @@ def test_the_overview_has_healthy_sites_too_with_what_they_do_and_their_last_pro
     assert "7 s ago" in row
 
 
-def test_a_run_shows_each_verdict_with_its_reason(troubled: Browser) -> None:
+def test_a_run_shows_each_verdict_with_its_reason_and_sign(troubled: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     text = troubled.get(f"/runs/{RUN}")
     for status in ("rejected", "failed", "refused", "degraded"):
         assert f">{status}<" in text
@@ -92,19 +89,21 @@ def test_a_run_shows_each_verdict_with_its_reason(troubled: Browser) -> None:
     for site in ("site-1", "site-4", "site-5"):
         assert f'href="/sites/{site}"' in tasks
     assert "out-of-memory" in tasks
-
-
-def test_a_run_says_why_it_has_no_scores_of_the_sites_own(troubled: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "plan.dp" not in troubled.get(f"/runs/{RUN}")
-    monkeypatch.setattr("protofed.deploy.operator.snapshot_builder.kept_by_noise", lambda _: True)
-    assert "they have no noise, and stay there (plan.dp)" in troubled.get(f"/runs/{RUN}")
-
-
-def test_a_sign_means_what_it_means_in_a_report(troubled: Browser) -> None:
-    text = troubled.get(f"/runs/{RUN}")
     for status in ("reported", "invited", "rejected", "failed", "late"):
         letter, _, _ = TASK_STATUSES[status]
         assert f"<b>{letter}</b>" in text or f">{letter}<" in text, status
+    page, fragment = troubled.get(f"/runs/{RUN}"), troubled.get(f"/runs/{RUN}?fragment=1")
+    assert "<html" not in fragment
+    assert 'id="order-pause"' in fragment
+    assert len(fragment) < len(page)
+    troubled.get("/runs/none", 400)
+    troubled.get(f"/runs/{RUN}/rounds/77/1", 400)
+    troubled.get("/sites/none", 400)
+    troubled.get("/certificates/00/revoke", 400)
+    troubled.get("/nothing", 404)
+    assert "plan.dp" not in troubled.get(f"/runs/{RUN}")
+    monkeypatch.setattr("protofed.deploy.operator.snapshot_builder.kept_by_noise", lambda _: True)
+    assert "they have no noise, and stay there (plan.dp)" in troubled.get(f"/runs/{RUN}")
 
 
 def test_figures_are_pictures_with_the_numbers_behind_them(troubled: Browser) -> None:
@@ -198,32 +197,7 @@ def test_a_long_run_is_shown_page_by_page(live_server: Start, recipe_of: RecipeO
         assert browser.get(f"/runs/{RUN}/rounds/50/1").count('href="/sites/site-') == 40
 
 
-def test_what_is_not_there_is_said(troubled: Browser) -> None:
-    troubled.get("/runs/none", 400)
-    troubled.get(f"/runs/{RUN}/rounds/77/1", 400)
-    troubled.get("/sites/none", 400)
-    troubled.get("/certificates/00/revoke", 400)
-    troubled.get("/nothing", 404)
-
-
-def test_a_fragment_is_the_live_part_of_the_same_page(troubled: Browser) -> None:
-    page, fragment = troubled.get(f"/runs/{RUN}"), troubled.get(f"/runs/{RUN}?fragment=1")
-    assert "<html" not in fragment
-    assert 'id="order-pause"' in fragment
-    assert len(fragment) < len(page)
-
-
-def test_a_run_is_paused_resumed_and_ended(troubled: Browser) -> None:
-    assert "paused" in troubled.order(f"/runs/{RUN}/pause")
-    assert 'id="order-resume"' in troubled.get(f"/runs/{RUN}")
-    assert "running" in troubled.order(f"/runs/{RUN}/resume")
-    assert "<form" in troubled.get(f"/runs/{RUN}/abort")  # asks first; reading the page ends nothing
-    assert "running" in troubled.get(f"/runs/{RUN}?fragment=1")
-    assert "the classes are wrong" in troubled.order(f"/runs/{RUN}/abort", reason="the classes are wrong")
-    assert 'id="order-abort"' not in troubled.get(f"/runs/{RUN}")
-
-
-def test_a_state_is_computed_again(troubled: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_is_computed_again_and_a_run_rolled_back(troubled: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     path = f"/runs/{RUN}/rounds/1/1/verify"
     assert "the state is the same" in troubled.order(path)
     assert "verify" not in troubled.get(f"/runs/{RUN}/rounds/2/1")  # it is open, and has none
@@ -233,9 +207,6 @@ def test_a_state_is_computed_again(troubled: Browser, monkeypatch: pytest.Monkey
     troubled.post(path, {})
     text = troubled.client.get(f"/runs/{RUN}/rounds/1/1").text
     assert 'role="alert">round 1: different: a &lt;bit&gt;' in text
-
-
-def test_a_run_is_rolled_back_to_a_round(troubled: Browser) -> None:
     troubled.post(f"/runs/{RUN}/rollback", {"round": "x"}, 400)
     troubled.post(f"/runs/{RUN}/rollback", {"round": "best"}, 400)  # nothing was scored
     assert "continues after round 0" in troubled.order(f"/runs/{RUN}/rollback", round="0")
@@ -252,14 +223,15 @@ def test_more_rounds_back_than_sites_go_need_a_tick(live_server: Start, recipe_o
         assert "no longer kept" in browser.post(path, {"round": "89", "force": "yes"}, 400).text  # the server was asked
 
 
-def test_a_site_is_excluded_with_a_reason_and_admitted(troubled: Browser) -> None:
+def test_a_site_is_excluded_admitted_and_forgotten_after_a_tick(
+    troubled: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "its scanner <was> replaced" in troubled.order("/sites/site-2/exclude", reason="its scanner <was> replaced")
     assert "&lt;was&gt;" in troubled.client.get("/sites/site-2").text
     assert "excluded" in troubled.get("/sites")
     assert "admitted" in troubled.order("/sites/site-2/admit")
-
-
-def test_what_a_site_tells_of_its_machine_has_units(troubled: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    for order in ("forget", "regroup"):
+        assert "tick the box" in troubled.post(f"/sites/site-2/{order}", {}, 400).text
     told = [pb.SiteInfo(site="site-2", status="idle", telemetry={"disk_free_bytes": 59.7e9, "step_seconds": 0.25})]
     monkeypatch.setattr(Operator, "sites", lambda *_: told)
     text = troubled.get("/sites/site-2")
@@ -267,15 +239,17 @@ def test_what_a_site_tells_of_its_machine_has_units(troubled: Browser, monkeypat
     assert "disk_free_bytes" not in text
 
 
-@pytest.mark.parametrize("order", ["forget", "regroup"])
-def test_what_cannot_be_taken_back_needs_a_tick(troubled: Browser, order: str) -> None:
-    assert "tick the box" in troubled.post(f"/sites/site-2/{order}", {}, 400).text
-
-
-def test_an_order_is_no_link(troubled: Browser) -> None:
+def test_a_run_is_paused_resumed_and_ended_by_no_link(troubled: Browser) -> None:
     for path in (f"/runs/{RUN}/pause", f"/runs/{RUN}/resume", "/sites/site-2/exclude"):
         assert troubled.client.get(path).status_code == 405
     assert "running" in troubled.get(f"/runs/{RUN}?fragment=1")
+    assert "paused" in troubled.order(f"/runs/{RUN}/pause")
+    assert 'id="order-resume"' in troubled.get(f"/runs/{RUN}")
+    assert "running" in troubled.order(f"/runs/{RUN}/resume")
+    assert "<form" in troubled.get(f"/runs/{RUN}/abort")  # asks first; reading the page ends nothing
+    assert "running" in troubled.get(f"/runs/{RUN}?fragment=1")
+    assert "the classes are wrong" in troubled.order(f"/runs/{RUN}/abort", reason="the classes are wrong")
+    assert 'id="order-abort"' not in troubled.get(f"/runs/{RUN}")
 
 
 def test_a_run_is_checked_and_then_started(troubled: Browser) -> None:
@@ -286,11 +260,12 @@ def test_a_run_is_checked_and_then_started(troubled: Browser) -> None:
     troubled.order("/start", do="start", **form)
     assert "7" in troubled.get("/runs/second")
     assert troubled.get("/").count('href="/runs/') == 2
+    checked = troubled.post("/start", {"do": "check", "recipe": "digits-fedavg-dp"}, 200).text
+    assert "epsilon" in checked
 
 
-@pytest.mark.parametrize(
-    ("form", "said"),
-    [
+def test_a_recipe_that_cannot_be_used_is_explained_and_what_was_typed_stays(troubled: Browser) -> None:
+    forms: list[tuple[dict[str, str], str]] = [
         ({}, "expected a recipe"),
         ({"recipe": "digits-fednh", "toml": "x = 1"}, "not both"),
         ({"recipe": "/etc/passwd"}, "unknown recipe"),
@@ -299,23 +274,15 @@ def test_a_run_is_checked_and_then_started(troubled: Browser) -> None:
         ({"recipe": "digits-fednh", "changes": "plan.learning_rate = 1"}, "plan.learning_rate"),
         ({"recipe": "digits-fednh", "changes": "rounds = -1"}, "rounds"),
         ({"recipe": "digits-fednh", "name": "../x"}, "run"),
-    ],
-)
-def test_a_recipe_that_cannot_be_used_is_explained_and_what_was_typed_stays(
-    troubled: Browser, form: dict[str, str], said: str
-) -> None:
-    answer = troubled.post("/start", {"do": "start", **form}, 400).text
-    assert said in answer
-    assert form.get("changes", "") in answer
+    ]
+    for form, said in forms:
+        answer = troubled.post("/start", {"do": "start", **form}, 400).text
+        assert said in answer
+        assert form.get("changes", "") in answer
     assert troubled.get("/").count('href="/runs/') == 1
 
 
-def test_the_cost_of_noise_is_said_before_a_run_is_queued(troubled: Browser) -> None:
-    checked = troubled.post("/start", {"do": "check", "recipe": "digits-fedavg-dp"}, 200).text
-    assert "epsilon" in checked
-
-
-def test_orders_are_in_the_audit_with_who_gave_them(secured: TlsServer) -> None:
+def test_orders_are_audited_and_an_absent_server_is_said(secured: TlsServer) -> None:
     site = secured.site()
     with secured.operator() as operator:
         browser = pages_of(secured, operator)
@@ -324,22 +291,16 @@ def test_orders_are_in_the_audit_with_who_gave_them(secured: TlsServer) -> None:
     orders = {str(record.facts["call"]): record.facts["peer"] for record in secured.calls("OK")}
     for call in ("PauseRun", "ExcludeSite"):
         assert "boss" in str(orders[call])
-
-
-def test_a_server_that_is_away_is_a_page_that_says_so(secured: TlsServer) -> None:
-    with secured.operator() as operator:
-        browser = pages_of(secured, operator)
-        secured.server.stop()
-        assert "no answer" in browser.get("/", 503)
-
-
-def test_without_a_ca_nothing_is_signed(secured: TlsServer) -> None:
     with secured.operator() as operator:
         browser = pages_of(secured, operator)
         assert "/certificates/sign" not in browser.get("/certificates")
         browser.get("/certificates/sign", 404)
         with pytest.raises(ConfigError):
             pages_of(secured, operator, secured.folder / "none")
+    with secured.operator() as operator:
+        browser = pages_of(secured, operator)
+        secured.server.stop()
+        assert "no answer" in browser.get("/", 503)
 
 
 @pytest.fixture

@@ -32,13 +32,11 @@ def tls(tmp_path: Path, live_server: Callable[..., Any], recipe_of: Callable[...
 
 @pytest.fixture
 def folder(tls: TlsServer) -> Path:
-    """The operator's identity."""
     return tls.identity("boss", Party.OPERATOR)
 
 
 @pytest.fixture
 def operator(tls: TlsServer, folder: Path) -> Iterator[Operator]:
-    """The console's."""
     with Operator(tls.server.address, folder) as made:
         yield made
 
@@ -56,7 +54,6 @@ def renewed(tls: TlsServer, name: str = "boss") -> Path:
 
 
 def put(made: Path, folder: Path) -> None:
-    """Install what was made."""
     for name in ("key.pem", "cert.pem"):
         shutil.copy(made / name, folder / name)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -29,7 +28,6 @@ from protofed.deploy.pages.hospital.examination import SITE, Examination, Examin
 from protofed.deploy.pages.hospital.page import client_page, pages_of
 from protofed.deploy.pages.hospital.site import HospitalSite
 
-GOLDEN = Path(__file__).parents[3] / "golden" / "v0_3_0" / "site-1"
 SETTINGS = 'site = "site-1"\npolicy = "standard"\nstate = "{state}"\nplaintext = true\nserver = "127.0.0.1:1"\n{data}'
 DIGITS = """[data]
 source = "digits"
@@ -53,11 +51,6 @@ request = json.load(sys.stdin)
 print(json.dumps({"doing": "checking: <b>"}), flush=True)
 print(json.dumps({"row": {"check": "device", "state": "fine", "seen": "cpu & co"}}), flush=True)
 """
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    return shutil.copytree(GOLDEN, tmp_path / "site-1")
 
 
 @pytest.fixture
@@ -168,13 +161,19 @@ def test_the_site_is_examined_beside_its_running_daemon(
     assert 'id="ended"' in text
 
 
-def test_a_quick_check_loads_no_data(site: Callable[..., tuple[Browser, Examiner]]) -> None:
+def test_a_quick_check_loads_no_data_and_its_process_is_told_no_more_than_the_request(
+    site: Callable[..., tuple[Browser, Examiner]], stand_in: Callable[[str], None], tmp_path: Path
+) -> None:
     browser, examiner = site()
     browser.order("/health")
     found = ended(examiner)
     assert (found.whole, found.data, found.problem) == (False, None, "")
     assert "not loaded" in by_check(found)["data"]["seen"]
     assert 'id="classes"' not in browser.get("/health")
+    stand_in("print(json.dumps({'problem': json.dumps(request)}))\n")
+    browser.order("/runs/kept/check")
+    request = json.loads(ended(examiner, "kept").problem)
+    assert request == {"settings": str(tmp_path / "site.toml"), "given": {}, "run": "kept", "whole": False}
 
 
 def test_data_that_do_not_fit_a_run_are_explained(
@@ -271,16 +270,6 @@ def test_an_examination_that_dies_says_its_last_words(
     stand_in("import os; sys.stdout.write('{\"doing\": '); sys.stdout.flush(); os.kill(os.getpid(), 9)\n")
     browser.order("/health")
     assert "-9" in ended(examiner).problem  # half a line is none
-
-
-def test_a_request_is_all_that_the_process_is_told(
-    site: Callable[..., tuple[Browser, Examiner]], stand_in: Callable[[str], None], tmp_path: Path
-) -> None:
-    browser, examiner = site()
-    stand_in("print(json.dumps({'problem': json.dumps(request)}))\n")
-    browser.order("/runs/kept/check")
-    request = json.loads(ended(examiner, "kept").problem)
-    assert request == {"settings": str(tmp_path / "site.toml"), "given": {}, "run": "kept", "whole": False}
 
 
 def test_what_the_daemon_lacks_and_settings_that_cannot_be_read_are_said(

@@ -42,7 +42,6 @@ from protofed.deploy.pages.shell import stamp, utc
 from protofed.deploy.site.own_scores import ScoresView
 from protofed.deploy.site.privacy import PrivacySpent
 
-GOLDEN = Path(__file__).parents[3] / "golden" / "v0_3_0" / "site-1"
 IMAGE = re.compile(r'<img class="drawn" src="(/pictures/\w+\.svg)"[^>]* alt="([^"]+)"')
 RAW = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d")
 TASK = Task(TaskKind.FIT, "digits", 1, "a", Digest("a" * 64), 1, 60.0)
@@ -50,13 +49,7 @@ BUDGET = 'methods = ["fedavg"]\nparts = ["body"]\ndp = { epsilon = 8.0, delta = 
 WAIT_S = 60.0
 
 
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    return shutil.copytree(GOLDEN, tmp_path / "site-1")
-
-
 def images(text: str) -> dict[str, str]:
-    """Alternative texts by address."""
     return dict(IMAGE.findall(text))
 
 
@@ -78,9 +71,6 @@ def ys(line: Line2D) -> list[float]:
 
 def bars_of(axes: Axes) -> list[Rectangle]:
     return [patch for patch in axes.patches if isinstance(patch, Rectangle)]
-
-
-# Served
 
 
 def test_a_picture_is_svg_without_scripts_with_its_words_and_numbers_beside_it(state: Path) -> None:
@@ -125,6 +115,7 @@ def test_a_site_that_sent_nothing_has_no_picture(state: Path) -> None:
     browser = Browser(client_page(state))
     for path in ("/", "/left", "/runs/kept"):
         assert images(browser.get(path)) == {}
+    assert 'id="log-good"' not in browser.get("/left")
 
 
 def test_times_are_readable_on_every_page(state: Path) -> None:
@@ -134,17 +125,11 @@ def test_times_are_readable_on_every_page(state: Path) -> None:
     browser.order("/pause", until="90m", reason="moved")
     for path in ("/", "/left", "/runs", "/runs/kept", "/runs/kept/approve", "/health", "/pause"):
         assert RAW.findall(browser.get(path)) == [], path
-
-
-def test_stamps() -> None:
     assert stamp("2026-11-25T06:30:00Z") == "2026-11-25 06:30:00"
     assert stamp("2026-11-25T06:30:00.123+00:00") == "2026-11-25 06:30:00"
     assert (stamp(""), stamp("soon")) == ("–", "soon")
     assert utc("paused since 2026-11-25T06:30:00Z, until then") == "paused since 2026-11-25 06:30:00 UTC, until then"
     assert stamp("2026-11-25T06:30:00+02:00") == "2026-11-25T06:30:00+02:00"  # not UTC: left as it is
-
-
-# Own scores
 
 
 def table(
@@ -154,7 +139,7 @@ def table(
     return ScoresView(every, HandedIn(names=dict(left), aggregated=dict(aggregated or {})))
 
 
-def test_scores_that_left_are_filled_and_those_that_stayed_hollow() -> None:
+def test_scores_that_left_are_filled_half_in_an_aggregation_and_those_that_stayed_hollow() -> None:
     name = "personal.local.accuracy"
     sketch = figures.scores_sketch(table(3, {2: {name}}, name, "personal.recall.1"), {"personal.local": 0.625})
     assert sketch is not None
@@ -167,15 +152,11 @@ def test_scores_that_left_are_filled_and_those_that_stayed_hollow() -> None:
     for part in ("1.0% in round 1", "3.0% in round 3", "1 of 3 left", "62.5%"):
         assert part in sketch.description
     assert figures.scores_sketch(table(3, {}, "train.own"), {}) is None
-
-
-def test_scores_that_left_in_a_secure_aggregation_are_half_filled() -> None:
-    name = "personal.local.accuracy"
     sketch = figures.scores_sketch(table(3, {2: {name}}, name, aggregated={1: {name}}), {})
     assert sketch is not None
     (axes,) = sketch.draw(WIDE).axes
-    marks = {xs(line)[0]: line.get_fillstyle() for line in axes.lines if len(xs(line)) == 1}
-    assert marks == {1: "bottom", 2: "full", 3: "full"}
+    styles = {xs(line)[0]: line.get_fillstyle() for line in axes.lines if len(xs(line)) == 1}
+    assert styles == {1: "bottom", 2: "full", 3: "full"}
     assert "1 of 3 left, 1 of 3 left in a secure aggregation" in sketch.description
 
 
@@ -206,10 +187,7 @@ def test_the_line_of_the_commonest_class_takes_a_check_of_the_same_recipe(
         assert ("75.0% of personal.local.accuracy" in words) is known
 
 
-# Bytes
-
-
-def test_bytes_by_run_stack_to_what_left_and_small_parts_are_added_up() -> None:
+def test_bytes_stack_to_what_left_by_run_and_by_round() -> None:
     parts = {("a", f"part-{n}"): 10**n for n in range(8)} | {("b", "part-7"): 5}
     sketch = figures.by_run_sketch(parts)
     assert sketch is not None
@@ -218,9 +196,6 @@ def test_bytes_by_run_stack_to_what_left_and_small_parts_are_added_up() -> None:
     assert len(axes.containers) == figures.MAX_PARTS
     assert len({bars[0].get_hatch() for bars in axes.containers}) == figures.MAX_PARTS  # without colours, too
     assert figures.by_run_sketch({}) is None
-
-
-def test_rounds_of_a_long_run_share_bars_and_the_first_model_is_none() -> None:
     rounds = {number: {"body": 10, "head": number % 2} for number in range(1, 1001)} | {0: {"body": 7777}}
     sketch = figures.by_round_sketch("long", rounds)
     assert sketch is not None
@@ -229,9 +204,6 @@ def test_rounds_of_a_long_run_share_bars_and_the_first_model_is_none() -> None:
     (axes,) = sketch.draw(WIDE).axes
     assert sum(bar.get_height() for bar in bars_of(axes)) == 10 * 1000 + 500
     assert figures.by_round_sketch("none", {0: {"body": 1}}) is None
-
-
-# Privacy
 
 
 def spent_by(fits: int, state: Path) -> Spent:
@@ -249,15 +221,6 @@ def complete(curve: PrivacyCurve, spent: Spent) -> list[PrivacyPoint]:
             return points
         time.sleep(0.005)
     raise AssertionError("the points are not computed")
-
-
-def test_few_fits_are_chosen_and_stay_chosen() -> None:
-    for fits in (0, 1, 59, 60, 61, 1000, 12_345):
-        picked = chosen(fits)
-        assert len(picked) <= MAX_POINTS
-        assert picked == sorted(set(picked))
-        assert picked[-1:] == ([fits] if fits else [])
-        assert set(chosen(fits + 1)) >= set(picked) - {fits} or len(chosen(fits + 1)) < len(picked)
 
 
 def test_no_request_waits_for_the_accountant_and_no_point_is_computed_twice(tmp_path: Path) -> None:
@@ -291,7 +254,9 @@ def test_another_ledger_in_its_place_is_computed_anew(tmp_path: Path) -> None:
     assert [point.epsilon for point in other] == [9.0]
 
 
-def test_beyond_all_use_is_in_the_table_alone(tmp_path: Path) -> None:
+def test_few_fits_are_chosen_and_beyond_all_use_is_in_the_table_alone(
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     points = [PrivacyPoint(1, "2026-11-25T06:30:00Z", "a", 1, 2.0), PrivacyPoint(2, "", "a", 2, None)]
     spent = PrivacySpent((), 0, None, 1e-5, 8.0, "patient")
     sketch = figures.privacy_sketch(points, spent)
@@ -301,6 +266,15 @@ def test_beyond_all_use_is_in_the_table_alone(tmp_path: Path) -> None:
     assert sketch.numbers is not None
     assert sketch.numbers.rows[1][-1] == "beyond all use"
     assert len(figures.privacy_sketch(points, replace(spent, budget=None)).draw(WIDE).axes[0].lines) == 1
+    for fits in (0, 1, 59, 60, 61, 1000, 12_345):
+        picked = chosen(fits)
+        assert len(picked) <= MAX_POINTS
+        assert picked == sorted(set(picked))
+        assert picked[-1:] == ([fits] if fits else [])
+        assert set(chosen(fits + 1)) >= set(picked) - {fits} or len(chosen(fits + 1)) < len(picked)
+    monkeypatch.setattr(site, "MAX_POINTS", 4)
+    curve = PrivacyCurve(lambda events, _: float(sum(event.count for event in events)))
+    assert [point.fit for point in complete(curve, spent_by(10, state))] == [4, 8, 10]
 
 
 def test_the_overview_draws_what_is_spent_beside_the_budget(state: Path, tmp_path: Path) -> None:
@@ -317,9 +291,3 @@ def test_the_overview_draws_what_is_spent_beside_the_budget(state: Path, tmp_pat
     text = browser.get("/")
     assert "data-going" not in text
     assert 'id="numbers-privacy"' in text
-
-
-def test_a_ledger_of_thousands_has_few_points(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site, "MAX_POINTS", 4)
-    curve = PrivacyCurve(lambda events, _: float(sum(event.count for event in events)))
-    assert [point.fit for point in complete(curve, spent_by(10, state))] == [4, 8, 10]

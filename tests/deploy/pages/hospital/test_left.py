@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,6 @@ from protofed.deploy.pages.hospital.left import round_lines, summary
 from protofed.deploy.pages.hospital.page import client_page
 from protofed.deploy.pages.hospital.site_log import SiteLog
 from protofed.deploy.pages.shell import stamp
-
-GOLDEN = Path(__file__).parents[3] / "golden" / "v0_3_0" / "site-1"
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    """The folder of a site that took part in a run under 0.2.0."""
-    return shutil.copytree(GOLDEN, tmp_path / "site-1")
 
 
 def secure_round(journal: Journal, number: int) -> None:
@@ -81,9 +72,7 @@ def outside(html: str) -> list[str]:
     return [line.strip() for line in parser.lines if line.strip()]
 
 
-def test_three_rounds_of_secure_aggregation_are_a_sentence_and_three_lines_made_from_the_records(
-    state: Path,
-) -> None:
+def test_three_rounds_of_secure_aggregation_are_a_sentence_and_three_lines_made_from_the_records(state: Path) -> None:
     (state / AUDIT).unlink()
     journal = Journal(state / AUDIT)
     for number in (1, 2, 3):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -43,19 +42,11 @@ from protofed.deploy.pages.hospital.page import client_page
 from protofed.deploy.pages.hospital.site_log import SiteLog
 from protofed.deploy.pages.shell import Program
 from protofed.deploy.simulation.simulation import EVALUATOR, agents_of
-from protofed.deploy.site import orders
 
-GOLDEN = Path(__file__).parents[3] / "golden" / "v0_3_0" / "site-1"
 NOON = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
 RUN = "fednh"
 BUDGET = 'methods = ["fedavg"]\nparts = ["body"]\ndp = { epsilon = 8.0, delta = 1e-6, unit = "patient" }\n'
 Pages = Callable[..., Browser]
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    """The folder of a site that took part in a run under 0.2.0."""
-    return shutil.copytree(GOLDEN, tmp_path / "site-1")
 
 
 @pytest.fixture
@@ -92,9 +83,6 @@ def approval(state: Path) -> dict[str, str]:
     return {"recipe": Approvals(state / APPROVALS).offer(RUN).digest}
 
 
-# Partners
-
-
 def test_the_list_of_partners_is_read_and_confirmed(pages: Pages, state: Path, tmp_path: Path) -> None:
     browser = pages("standard")
     assert "takes part in no secure aggregation: no list of partners is confirmed here" in browser.get("/")
@@ -116,9 +104,6 @@ def test_the_list_of_partners_is_read_and_confirmed(pages: Pages, state: Path, t
     assert (event, facts["code"], facts["by"]) == ("partners-confirmed", offered_list.code, "ann")
 
 
-# Overview
-
-
 def test_the_overview_has_what_waits_for_a_decision(pages: Pages, offered: Recipe, tmp_path: Path) -> None:
     text = pages().get("/")
     assert f'href="/runs/{RUN}"><strong>{RUN}</strong>' in text
@@ -129,7 +114,7 @@ def test_the_overview_has_what_waits_for_a_decision(pages: Pages, offered: Recip
     assert "not running" in text
 
 
-def test_it_says_whether_a_daemon_runs(pages: Pages, state: Path) -> None:
+def test_it_says_whether_a_daemon_runs_and_a_look_is_none(pages: Pages, state: Path) -> None:
     browser, lock = pages(), files.Lock(state)
     assert ">running<" in browser.get("/")
     lock.release()
@@ -137,9 +122,6 @@ def test_it_says_whether_a_daemon_runs(pages: Pages, state: Path) -> None:
     (state / "lock").unlink()
     assert ">not running<" in browser.get("/")
     assert not (state / "lock").exists()  # looking makes no file
-
-
-def test_a_look_is_no_daemon(pages: Pages, state: Path) -> None:
     browser = pages()
     browser.get("/")
     files.Lock(state).release()  # raises if the page has kept it
@@ -193,15 +175,6 @@ def test_without_a_policy_file_the_overview_says_so_and_nothing_is_approved(
     assert decided(state) == []
 
 
-def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
-        client_page(tmp_path / "none")
-    assert not (tmp_path / "none").exists()
-
-
-# What has left
-
-
 def test_each_update_is_one_line_with_its_parts_and_verdict(state: Path, pages: Pages) -> None:
     log = SiteLog(state)
     assert log.look().problem == ""
@@ -221,42 +194,28 @@ def test_each_update_is_one_line_with_its_parts_and_verdict(state: Path, pages: 
     assert 'id="log-good"' in text
 
 
-def test_what_the_policy_kept_is_listed_with_its_reason(pages: Pages, state: Path) -> None:
+def test_what_left_has_its_reason_its_values_or_the_rule_about_sums(pages: Pages, state: Path) -> None:
     journal = Journal(state / AUDIT)
     journal.append("policy", policy="ours.toml", digest="b" * 64)
     journal.append("refused", run="kept", round=3, task_id="t", why="part <head> may not leave (parts)")
-    journal.close()
-    log = SiteLog(state)
-    log.look()
-    newest = log.leavings()[0]
-    assert (newest.outcome, newest.round, newest.policy.name) == ("refused", 3, "ours.toml")
-    answer = pages().client.get("/left").text
-    assert "part &lt;head&gt; may not leave" in answer
-    assert "ours.toml" in answer
-
-
-def test_values_that_were_disclosed_are_shown(pages: Pages, state: Path) -> None:
-    journal = Journal(state / AUDIT)
-    facts: dict[str, Any] = {"run": "kept", "round": 3, "task_id": "t3", "scores": {"global.accuracy": 0.5625}}
-    journal.append("sent", call="ReportScores", digest="c", bytes=77, facts=facts)
-    journal.close()
-    assert "global.accuracy 0.5625" in pages().get("/left")
-
-
-def test_a_message_of_a_secure_aggregation_left_by_the_rule_about_sums(pages: Pages, state: Path) -> None:
-    journal = Journal(state / AUDIT)
-    journal.append("task", kind="mask", run="kept", round=3, task_id="m3", base_digest="")
-    facts: dict[str, Any] = {"run": "kept", "round": 3, "task_id": "m3", "parts": [["secure-aggregation", 1, 800]]}
-    journal.append("sent", call="BeginUpload", digest="d", bytes=90, facts=facts)
+    scores: dict[str, Any] = {"run": "kept", "round": 3, "task_id": "t3", "scores": {"global.accuracy": 0.5625}}
+    journal.append("sent", call="ReportScores", digest="c", bytes=77, facts=scores)
     commit: dict[str, Any] = {"run": "kept", "round": 3, "task_id": "m3"}
+    journal.append("task", kind="mask", base_digest="", **commit)
+    parts: dict[str, Any] = {**commit, "parts": [["secure-aggregation", 1, 800]]}
+    journal.append("sent", call="BeginUpload", digest="d", bytes=90, facts=parts)
     journal.append("sent", call="CommitUpload", digest="e", bytes=10, facts=commit)
     journal.append("answered", call="CommitUpload", digest="e", verdict="not-needed")
     journal.close()
     log = SiteLog(state)
     log.look()
-    newest = log.leavings()[0]
-    assert (newest.what, newest.rules, newest.size, newest.outcome) == ("mask", ["secure"], 100, "not-needed")
-    assert "secure aggregation, step mask" in pages().get("/left")
+    mask, _, refused = log.leavings()[:3]
+    assert (refused.outcome, refused.round, refused.policy.name) == ("refused", 3, "ours.toml")
+    assert (mask.what, mask.rules, mask.size, mask.outcome) == ("mask", ["secure"], 100, "not-needed")
+    answer = pages().client.get("/left").text
+    for said in ("part &lt;head&gt; may not leave", "ours.toml", "global.accuracy 0.5625"):
+        assert said in answer
+    assert "secure aggregation, step mask" in answer
 
 
 def test_long_logs_are_paged(pages: Pages, state: Path) -> None:
@@ -285,23 +244,6 @@ def test_a_damaged_log_is_said_on_both_pages_and_what_was_before_is_shown(pages:
     log = SiteLog(state)
     assert log.look().problem
     assert [one.round for one in log.leavings("kept") if one.what == "fit"] == [1]
-
-
-def test_a_line_that_does_not_follow_is_damage(state: Path) -> None:
-    log = SiteLog(state)
-    assert log.look().problem == ""
-    newest = (state / AUDIT).read_bytes().splitlines(keepends=True)[-1]
-    with (state / AUDIT).open("ab") as file:
-        file.write(newest)  # a line twice
-    assert log.look().problem
-    assert log.look().problem
-
-
-def test_a_site_without_a_log_has_sent_nothing(pages: Pages, state: Path) -> None:
-    (state / AUDIT).unlink()
-    browser = pages()
-    assert 'id="log-good"' not in browser.get("/left")
-    browser.get("/")
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -353,15 +295,14 @@ def test_a_real_run_is_on_the_page_as_the_server_has_it(
     assert "accepted" in browser.get("/left")
 
 
-# Orders on the overview
-
-
 def test_the_overview_pauses_resumes_and_leads_to_leave(pages: Pages, state: Path, offered: Recipe) -> None:
     browser = pages()
     text = browser.get("/")
     assert 'action="/pause"' in text
     assert f'href="/runs/{RUN}/leave"' in text
     assert browser.client.post("/pause").status_code == 403  # without origin
+    for path in ("/resume", "/left/check"):
+        assert browser.client.get(path).status_code == 405  # an order is no link
     browser.order("/pause")
     assert SitePause(state / PAUSE).current() is not None
     text = browser.get("/")
@@ -373,9 +314,6 @@ def test_the_overview_pauses_resumes_and_leads_to_leave(pages: Pages, state: Pat
     assert status(state, offered) is ApprovalStatus.WAITING, "a link asks, and orders nothing"
     browser.order(f"/runs/{RUN}/leave")
     assert f'href="/runs/{RUN}/leave"' not in browser.get("/")
-
-
-# A run
 
 
 def test_a_run_shows_what_it_would_send_and_what_the_policy_says(pages: Pages, offered: Recipe, policy: Path) -> None:
@@ -439,24 +377,6 @@ def test_a_run_is_denied_or_left(
     assert len(decided(state)) == 1
 
 
-def test_an_order_is_no_link(pages: Pages, state: Path, offered: Recipe) -> None:
-    browser = pages()
-    for path in ("/resume", "/left/check"):
-        assert browser.client.get(path).status_code == 405
-    assert browser.client.post(f"/runs/{RUN}/leave").status_code == 403  # without origin
-    assert status(state, offered) is ApprovalStatus.WAITING
-
-
-def test_a_daemon_that_does_not_look_is_said(
-    pages: Pages, state: Path, offered: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(orders, "WAIT_S", 0.0)
-    browser, lock = pages(), files.Lock(state)
-    assert "has not confirmed it" in browser.order(f"/runs/{RUN}/leave")
-    lock.release()
-    assert status(state, offered) is ApprovalStatus.DENIED
-
-
 def test_own_scores_by_round_and_whether_they_left(pages: Pages, state: Path, offered: Recipe) -> None:
     kept = OwnScores(state / SCORES)
     kept.record("kept", 1, {"personal.pm_l": 0.3125, "personal.local.auroc": 0.875, "personal.recall.3": 0.1234})
@@ -490,23 +410,17 @@ def test_own_scores_that_left_in_a_secure_aggregation_have_not_stayed(pages: Pag
     assert "secure aggregation opened, round 3 of run kept, attempt 1: the scores of ann, bob, eva" in notes
 
 
-def test_what_is_not_there_is_said(pages: Pages, offered: Recipe) -> None:
+def test_what_is_not_there_or_cannot_be_used_is_said(pages: Pages, offered: Recipe, state: Path) -> None:
     browser = pages()
     browser.get("/runs/none", 400)
     browser.post("/runs/none/leave", {}, 400)
     browser.get("/nothing", 404)
     assert f'href="/runs/{RUN}"' in browser.get("/runs")
-
-
-def test_a_recipe_that_cannot_be_used_is_explained(pages: Pages, state: Path) -> None:
     Approvals(state / APPROVALS).record_offer(Assignment("odd", '{"method": "<b>"}'))
     browser = pages()
     assert 'id="no-preview"' in browser.get("/runs/odd")
     assert "<b>" not in browser.client.get("/runs/odd").text
     browser.post("/runs/odd/approve", {"recipe": Approvals(state / APPROVALS).offer("odd").digest}, 400)
-
-
-# Pause
 
 
 def test_the_site_is_paused_with_an_end_and_a_reason_and_resumed(pages: Pages, state: Path) -> None:
@@ -526,19 +440,13 @@ def test_the_site_is_paused_with_an_end_and_a_reason_and_resumed(pages: Pages, s
     assert len(decided(state)) == 2
 
 
-def test_a_pause_without_an_end_lasts(pages: Pages, state: Path) -> None:
-    pages().order("/pause", until="", reason="")
-    assert json.loads((state / PAUSE).read_bytes())["until"] is None
-
-
-@pytest.mark.parametrize("until", ["soon", "400d", "0m"])
-def test_an_end_that_is_none_pauses_nothing(until: str, pages: Pages, state: Path) -> None:
-    pages().post("/pause", {"until": until}, 400)
+def test_a_pause_may_have_no_end_and_no_wrong_one(pages: Pages, state: Path) -> None:
+    for until in ("soon", "400d", "0m"):
+        pages().post("/pause", {"until": until}, 400)
     assert not (state / PAUSE).exists()
     assert decided(state) == []
-
-
-# The command
+    pages().order("/pause", until="", reason="")
+    assert json.loads((state / PAUSE).read_bytes())["until"] is None
 
 
 @pytest.fixture
@@ -554,9 +462,13 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Browser]:
     return found
 
 
-def test_the_command_takes_folder_and_policy_of_the_daemons_settings(
-    opened: list[Browser], state: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_the_command_takes_the_folder_of_the_daemons_settings(
+    opened: list[Browser], tmp_path: Path, capfd: pytest.CaptureFixture[str], state: Path
 ) -> None:
+    assert called(capfd, "client", "page")[0] == ConfigError.exit_code
+    assert called(capfd, "client", "page", "--state", tmp_path / "none")[0] == ConfigError.exit_code
+    assert opened == []
+    assert not (tmp_path / "none").exists()
     (settings := tmp_path / "site.toml").write_text(
         f'site = "site-1"\npolicy = "strict"\nstate = "{state}"\n[data]\nsource = "digits"\n'
     )
@@ -567,11 +479,3 @@ def test_the_command_takes_folder_and_policy_of_the_daemons_settings(
     assert ">strict" in text
     assert called(capfd, "client", "page", "--state", state)[0] == 0
     assert ">not named" in opened[1].get("/")
-
-
-def test_the_command_needs_to_know_the_folder(
-    opened: list[Browser], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert called(capfd, "client", "page")[0] == ConfigError.exit_code
-    assert called(capfd, "client", "page", "--state", tmp_path / "none")[0] == ConfigError.exit_code
-    assert opened == []

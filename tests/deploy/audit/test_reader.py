@@ -124,34 +124,29 @@ def newest(folder: Path) -> str:
     return str(json.loads(log_lines(folder)[-1])["hash"])
 
 
-# verify
-
-
-def test_a_good_log_is_told_with_its_times_and_newest_hash(protofed: Protofed, server_log: Path) -> None:
+def test_good_logs_are_told_with_their_newest_hash_and_as_json(
+    protofed: Protofed, server_log: Path, site_log: Path
+) -> None:
     code, out, _ = protofed("verify", server_log)
     lines = [json.loads(line) for line in log_lines(server_log)]
     assert code == 0
     assert f"good, {len(lines)} records from {lines[0]['at']} to {lines[-1]['at']}" in out
     assert f"newest hash {lines[-1]['hash']}" in out
-
-
-def test_a_program_reads_the_finding_as_json(protofed: Protofed, server_log: Path, site_log: Path) -> None:
     code, out, _ = protofed("verify", server_log, "--json")
     found = json.loads(out)
     assert (code, found["intact"], found["problems"]) == (0, True, [])
     assert found["logs"][0]["newest"] == newest(server_log)
     code, out, _ = protofed("verify", site_log, "--expect", "0" * 64, "--json")
     assert (code, json.loads(out)["intact"], len(json.loads(out)["problems"])) == (1, False, 1)
-
-
-def test_files_and_folders_are_verified_together(protofed: Protofed, server_log: Path, site_log: Path) -> None:
     code, out, _ = protofed("verify", server_log / "audit.jsonl", site_log, "--expect", newest(site_log))
     assert code == 0
-    assert out.count("good") == 2
+    assert out.count(": good, ") == 2
     assert f"is record {len(log_lines(site_log))}" in out
 
 
-def test_a_hash_of_before_is_found_in_a_log_that_grew(protofed: Protofed, server_log: Path) -> None:
+def test_a_hash_of_before_is_found_in_a_log_that_grew_and_in_none_written_anew(
+    protofed: Protofed, server_log: Path, site_log: Path
+) -> None:
     before = newest(server_log)
     audit = ServerAudit(server_log / "audit.jsonl")
     message = pb.HeartbeatRequest()
@@ -160,6 +155,18 @@ def test_a_hash_of_before_is_found_in_a_log_that_grew(protofed: Protofed, server
     code, out, _ = protofed("verify", server_log, "--expect", before)
     assert code == 0
     assert f"is record {len(log_lines(server_log)) - 1}: nothing up to it was changed" in out
+    before = newest(site_log)
+    last, lines = Record(0, "", "", {}, ""), []
+    for line in log_lines(site_log):
+        said = json.loads(line)
+        said["facts"].pop("digest", None)
+        last = Record(said["seq"], said["at"], said["event"], said["facts"], last.hash).sealed()
+        lines.append(last.line())
+    (site_log / "audit.jsonl").write_bytes(b"".join(lines))
+    assert protofed("verify", site_log)[0] == 0, "nobody can tell without a hash"
+    code, _, err = protofed("verify", site_log, "--expect", before)
+    assert code == 1
+    assert "written anew" in err
 
 
 def test_a_bad_log_is_named_and_the_others_are_told(protofed: Protofed, server_log: Path, site_log: Path) -> None:
@@ -173,7 +180,9 @@ def test_a_bad_log_is_named_and_the_others_are_told(protofed: Protofed, server_l
     assert str(site_log) not in out
 
 
-def test_half_a_line_is_told_and_is_no_tampering(protofed: Protofed, site_log: Path) -> None:
+def test_a_log_that_is_empty_or_ends_in_half_a_line_is_no_tampering(
+    protofed: Protofed, site_log: Path, tmp_path: Path
+) -> None:
     whole = len(log_lines(site_log))
     with (site_log / "audit.jsonl").open("ab") as file:
         file.write(b'{"at":')
@@ -184,9 +193,6 @@ def test_half_a_line_is_told_and_is_no_tampering(protofed: Protofed, site_log: P
     Journal(site_log / "audit.jsonl").close()
     _, out, _ = protofed("verify", site_log)
     assert "1 half lines of killed processes were cut off" in out
-
-
-def test_an_empty_log_is_good_and_says_that_it_is_empty(protofed: Protofed, tmp_path: Path) -> None:
     (tmp_path / "audit.jsonl").touch()
     code, out, _ = protofed("verify", tmp_path)
     assert code == 0
@@ -206,9 +212,6 @@ def test_a_folder_without_a_log_is_refused(protofed: Protofed, tmp_path: Path, c
         code, _, err = protofed(command, path)
         assert code == 78
         assert "a state folder with audit.jsonl" in err
-
-
-# show
 
 
 def rounds(said: str) -> dict[int, Any]:
@@ -231,6 +234,11 @@ def test_a_server_tells_by_round_what_came_and_went(protofed: Protofed, server_l
     assert found[2]["errors"] == {}
     sizes = sum(len(message.SerializeToString()) for site in ("ann", "bob") for _, message, _ in fit(site, 2, b"")[1:])
     assert found[2]["bytes"] == sizes
+    _, out, _ = protofed("show", server_log, "--round", "2", "--json", "--messages")
+    assert list(rounds(out)) == [2]
+    assert {message["round"] for message in json.loads(out)["messages"]} == {2}
+    _, out, _ = protofed("show", server_log, "--run", "run-1", "--json")
+    assert {row["run"] for row in json.loads(out)["rounds"]} == {"run-1"}
 
 
 def test_tensors_are_told_by_part_and_an_update_that_is_tried_twice_counts_once(
@@ -242,7 +250,7 @@ def test_tensors_are_told_by_part_and_an_update_that_is_tried_twice_counts_once(
     assert rounds(protofed("show", site_log, "--json")[1])[1]["parts"] == one
 
 
-def test_a_site_tells_what_left_it_and_what_its_policy_refused(protofed: Protofed, site_log: Path) -> None:
+def test_a_site_tells_what_left_it_what_was_refused_and_what_it_was_given(protofed: Protofed, site_log: Path) -> None:
     _, out, _ = protofed("show", site_log, "--json", "--messages")
     found, told = rounds(out), json.loads(out)
     assert found[1]["messages"] == 4, "every attempt"
@@ -265,27 +273,13 @@ def test_a_site_tells_what_left_it_and_what_its_policy_refused(protofed: Protofe
         "server fl.example.org",
         "refused by the policy, round 2 of run run-1",
     ]
-
-
-def test_a_site_tells_which_models_it_was_given(protofed: Protofed, site_log: Path) -> None:
     _, out, _ = protofed("show", site_log, "--json")
     told = [(row["round"], row["kind"], row["given"], row["base_digest"]) for row in json.loads(out)["tasks"]]
     assert told == [(0, "initialise", 1, ""), (1, "fit", 2, "ba5e" * 16)]
     assert "ba5e" in protofed("show", site_log)[1]
     assert protofed("show", site_log, "--bases")[1] == f"run-1 1 fit {'ba5e' * 16}\n"
     assert protofed("show", site_log, "--bases", "--round", "2")[1].strip() == ""
-
-
-def test_values_that_left_are_in_the_table_of_messages(protofed: Protofed, site_log: Path) -> None:
     assert "loss 0.5" in protofed("show", site_log, "--messages")[1]
-
-
-def test_one_run_or_round_is_told_alone(protofed: Protofed, server_log: Path) -> None:
-    _, out, _ = protofed("show", server_log, "--round", "2", "--json", "--messages")
-    assert list(rounds(out)) == [2]
-    assert {message["round"] for message in json.loads(out)["messages"]} == {2}
-    _, out, _ = protofed("show", server_log, "--run", "run-1", "--json")
-    assert {row["run"] for row in json.loads(out)["rounds"]} == {"run-1"}
 
 
 def test_a_run_that_no_record_names_is_refused_with_those_that_are_named(
@@ -311,23 +305,23 @@ def test_the_tables_fit_a_terminal(protofed: Protofed, server_log: Path, site_lo
     assert any("refused by the policy" in line for line in lines)
 
 
-def test_calls_that_were_not_recorded_are_told(protofed: Protofed, tmp_path: Path) -> None:
+def test_notes_say_what_was_not_recorded_what_was_counted_and_which_policy_counts(
+    protofed: Protofed, tmp_path: Path
+) -> None:
     journal = Journal(tmp_path / "audit.jsonl")
     journal.append("resumed", unrecorded={"CommitUpload": 1}, refused={"BeginUpload": 3})
-    journal.close()
-    _, out, _ = protofed("show", tmp_path)
-    said = " ".join(out.split())
-    assert "not recorded, nor answered: 1 × CommitUpload; refused before they acted: 3 × BeginUpload" in said
-
-
-def test_calls_that_were_counted_are_told(protofed: Protofed, tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "audit.jsonl")
     peer: dict[str, Any] = {"fingerprint": "ab" * 32, "party": "site", "name": "ann"}
     journal.append("counted", peer=peer, calls={"PutChunk OK": 4999, "Heartbeat OK": 7}, bytes=123456)
+    SiteAudit(journal).policy("standard", codec.digest(b"the file"))
     journal.close()
-    (note,) = json.loads(protofed("show", tmp_path, "--json")[1])["notes"]
-    assert "site 'ann'" in note["what"]
-    assert "4999 × PutChunk OK" in note["what"]
+    told = [note["what"] for note in json.loads(protofed("show", tmp_path, "--json")[1])["notes"]]
+    phrases = [
+        ("not recorded, nor answered: 1 × CommitUpload", "refused before they acted: 3 × BeginUpload"),
+        ("site 'ann'", "4999 × PutChunk OK"),
+        ("standard", codec.digest(b"the file")),
+    ]
+    for what, said in zip(told, phrases, strict=True):
+        assert all(phrase in what for phrase in said)
 
 
 def test_a_log_that_was_changed_is_not_shown(protofed: Protofed, site_log: Path) -> None:
@@ -351,16 +345,6 @@ def test_what_peers_wrote_is_no_markup(protofed: Protofed, tmp_path: Path) -> No
     assert "\x1b" not in out
 
 
-def test_the_policy_that_counts_is_a_note(protofed: Protofed, tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "audit.jsonl")
-    SiteAudit(journal).policy("standard", codec.digest(b"the file"))
-    journal.close()
-    notes = json.loads(protofed("show", tmp_path, "--json")[1])["notes"]
-    assert len(notes) == 1
-    assert "standard" in notes[0]["what"]
-    assert codec.digest(b"the file") in notes[0]["what"]
-
-
 def test_what_cannot_be_a_run_gets_no_row(protofed: Protofed, tmp_path: Path) -> None:
     audit = ServerAudit(tmp_path / "audit.jsonl")
     for run in ("../x", "a b", "x" * 100, "run-1"):
@@ -371,31 +355,13 @@ def test_what_cannot_be_a_run_gets_no_row(protofed: Protofed, tmp_path: Path) ->
     assert [(row["run"], row["messages"]) for row in told["rounds"]] == [("", 3), ("run-1", 1)]
 
 
-def test_records_of_another_journal_are_no_messages(protofed: Protofed, tmp_path: Path) -> None:
+def test_neither_another_journal_nor_a_lone_answer_has_messages(protofed: Protofed, tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl")
     journal.append("verdict", site="ann", round=1)
     journal.close()
     assert protofed("show", tmp_path / "journal.jsonl")[1].strip() == "No messages."
     assert protofed("verify", tmp_path / "journal.jsonl")[0] == 0
-
-
-def test_only_answers_to_known_messages_count(protofed: Protofed, tmp_path: Path) -> None:
     journal = Journal(tmp_path / "audit.jsonl")
     journal.append("answered", call="CommitUpload", digest="0" * 64, verdict="accepted")
     journal.close()
     assert protofed("show", tmp_path)[1].strip() == "No messages."
-
-
-def test_a_log_written_anew_lacks_the_hash_of_before(protofed: Protofed, site_log: Path) -> None:
-    before = newest(site_log)
-    last, lines = Record(0, "", "", {}, ""), []
-    for line in log_lines(site_log):
-        said = json.loads(line)
-        said["facts"].pop("digest", None)
-        last = Record(said["seq"], said["at"], said["event"], said["facts"], last.hash).sealed()
-        lines.append(last.line())
-    (site_log / "audit.jsonl").write_bytes(b"".join(lines))
-    assert protofed("verify", site_log)[0] == 0, "nobody can tell without a hash"
-    code, _, err = protofed("verify", site_log, "--expect", before)
-    assert code == 1
-    assert "written anew" in err

@@ -64,9 +64,6 @@ def lines(state: Path) -> list[tuple[str, dict[str, Any]]]:
     return [(record.event, dict(record.facts)) for record in records(state / AUDIT_FILE)]
 
 
-# Withdraw and deny
-
-
 @pytest.mark.parametrize(
     ("took_part", "status", "act"),
     [(True, ApprovalStatus.WITHDRAWN, Act.WITHDRAW), (False, ApprovalStatus.DENIED, Act.DENY)],
@@ -143,17 +140,16 @@ def test_a_daemon_that_does_not_look_is_told_of(
     assert approvals.status(recipe.name, recipe.wire()) is ApprovalStatus.DENIED
 
 
-def test_what_was_handed_in_before_is_listed(run: Run, tmp_path: Path) -> None:
+def test_what_was_handed_in_before_is_listed_or_that_nothing_was(
+    run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path
+) -> None:
+    assert "nothing of it was handed in" in run("withdraw", recipe.name, "--state", tmp_path, "--yes")[1]
     state = shutil.copytree(GOLDEN, tmp_path / "site-1")
     before = verify(state / AUDIT_FILE)
     code, out, _ = run("withdraw", "kept", "--state", state, "--yes")
     assert code == 0
     assert {"updates, rounds 1 to 2", "scores, rounds 1 to 2"} <= {line.strip() for line in out.splitlines()}
     assert [event for event, _ in lines(state)][before:] == ["withdrawn"]  # it has the run's folder: it took part
-
-
-def test_nothing_handed_in_is_said_too(run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path) -> None:
-    assert "nothing of it was handed in" in run("withdraw", recipe.name, "--state", tmp_path, "--yes")[1]
 
 
 def test_an_approval_takes_it_back(run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path) -> None:
@@ -180,9 +176,6 @@ def test_root_writes_as_the_owner_of_the_state_folder(tmp_path: Path) -> None:
     finally:
         os.seteuid(0)
         os.setegid(0)
-
-
-# The list
 
 
 def test_an_approval_by_policy_names_the_policy_and_the_first_task(
@@ -228,9 +221,6 @@ def test_no_date_is_cut_on_any_terminal(
     assert set(DATE.findall(out)) == {"2026-06-01T12:00:00Z"}
     assert len(re.findall("2026", out)) == len(DATE.findall(out)) == 1 + (status != "waiting")
     assert max(map(len, out.splitlines())) <= max(width, 60)  # a word may be longer
-
-
-# Pause and resume
 
 
 def test_a_pause_and_its_end_are_files_and_lines_of_the_audit_log(run: Run, tmp_path: Path) -> None:
@@ -291,7 +281,9 @@ def test_an_end_that_is_none_is_refused(text: str, run: Run, tmp_path: Path) -> 
     assert not (tmp_path / PAUSE_FILE).exists()
 
 
-@pytest.mark.parametrize("arguments", [("pause",), ("resume",), ("withdraw", "lesions"), ("deny", "lesions")])
+@pytest.mark.parametrize(
+    "arguments", [("pause",), ("resume",), ("runs",), *((word, "lesions") for word in ("withdraw", "deny", "approve"))]
+)
 def test_a_folder_that_is_not_there_is_not_made(arguments: tuple[str, ...], run: Run, tmp_path: Path) -> None:
     code, _, err = run(*arguments, "--state", tmp_path / "elsewhere")
     assert (code, "expected the --state" in err) == (ConfigError.exit_code, True)

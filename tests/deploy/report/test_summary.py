@@ -336,10 +336,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["own models of", "own models: mean"],
     ),
     "scores of single classes alone": (
-        {
-            "scores.0.sites": {"eva": TWO},
-            "classes.newest.sites": {name: {"personal.recall.0": 0.5} for name in SITES},
-        },
+        {"scores.0.sites": {"eva": TWO}, "classes.newest.sites": {name: {"personal.recall.0": 0.5} for name in SITES}},
         ["Own models find class nv least", "and the scores that 4 sites took."],
         ["sent no scores of their own models"],
     ),
@@ -383,11 +380,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["and 2 of 20 planned rounds: no better score for 5 rounds.", WENT_WELL],
         [PLANNED, "abort"],
     ),
-    "a useless model": (
-        {"warnings": [warning()]},
-        ["The global model names one class for every image."],
-        [WENT_WELL],
-    ),
+    "a useless model": ({"warnings": [warning()]}, ["The global model names one class for every image."], [WENT_WELL]),
     # What the server received
     "received": (
         {},
@@ -431,21 +424,15 @@ def test_a_changed_record_is_told_otherwise(row: str) -> None:
     assert [words for words in absent if words in text] == []
 
 
-def test_what_must_be_known_first_stands_above_everything() -> None:
+def test_what_must_be_known_stands_above_and_of_very_many_the_first() -> None:
     found: Document = document(run_record({**ABORTED, "warnings": [warning()]}))
     assert [alert.split(" on ")[0] for alert in found.alerts] == ["The run was aborted", warning()["text"]]
     assert found.sections[0].points == []
     assert document(run_record()).alerts == []
-
-
-def test_of_very_many_warnings_the_first_ones_are_shown() -> None:
     many = [warning(site=f"site-{number}", text=f"text {number}") for number in range(20)]
     found = document(run_record({"warnings": many}))
     assert (found.alerts[0], len(found.alerts)) == ("text 0", 9)
     assert "12 more warnings" in found.alerts[-1]
-
-
-def test_of_very_many_exclusions_the_first_ones_are_told() -> None:
     many = [intervention("excluded", site=f"site-{number}") for number in range(300)]
     points = document(run_record({"interventions": many})).sections[0].points
     assert [point.split(" was excluded")[0] for point in points[:20]] == [f"site-{number}" for number in range(20)]

@@ -11,11 +11,11 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
+from tests.support.command_line import called
 
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import ConfigError
 from protofed.common.version import VERSION
-from protofed.deploy.cli import main
 from protofed.deploy.experiments import ray_node
 from protofed.deploy.experiments.code_digest import code_of
 from protofed.deploy.experiments.experiment import ExperimentJob, Result, jobs_of
@@ -77,15 +77,14 @@ def deaf(done: int, doing: str) -> None:
     """Hears how a job gets on."""
 
 
-def test_jobs_go_to_a_place_so_many_at_a_time_and_failures_keep_their_names(jobs: list[ExperimentJob]) -> None:
+def test_jobs_go_to_a_place_so_many_at_a_time_until_they_are_interrupted(
+    jobs: list[ExperimentJob], capfd: pytest.CaptureFixture[str]
+) -> None:
     place = RemoteExecutor()
     failures = run_jobs(jobs, 2, place)
     assert place.began == [job.name for job in jobs]
     assert (place.most, place.ended) == (2, True)
     assert failures == {jobs[1]: "no data there (on node-2)"}
-
-
-def test_an_interruption_ends_what_runs_elsewhere(jobs: list[ExperimentJob], capfd: pytest.CaptureFixture[str]) -> None:
     place = RemoteExecutor(interrupted=True)
     with pytest.raises(KeyboardInterrupt):
         run_jobs(jobs, 2, place)
@@ -122,12 +121,9 @@ def test_a_job_that_fails_on_a_node_says_why(recipe_of: Recipes, tmp_path: Path)
     assert answer.result is None
 
 
-def test_a_node_of_another_version_does_nothing(jobs: list[ExperimentJob]) -> None:
+def test_a_node_of_another_version_or_code_does_nothing(jobs: list[ExperimentJob]) -> None:
     answer = answered(carry_out(ordered(jobs[0], protofed="9.9"), deaf))
     assert answer.failed == f"protofed {VERSION} is there, not 9.9"
-
-
-def test_a_node_with_other_code_does_nothing(jobs: list[ExperimentJob]) -> None:
     answer = answered(carry_out(ordered(jobs[0], code="0" * 64), deaf))
     assert "other code is there" in (answer.failed or "")
     assert {path.name for path in jobs[0].folder.iterdir()} == {"recipe.json"}
@@ -190,10 +186,8 @@ def test_what_does_not_go_together_is_refused_before_anything_is_made(
     more: list[str], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.environ", {**__import__("os").environ})
-    with pytest.raises(SystemExit) as ended:
-        main.main(["compare", "digits-fednh", f"--out={tmp_path / 'out'}", *more])
-    assert ended.value.code == 78
-    assert said in capfd.readouterr().err
+    code, _, err = called(capfd, "compare", "digits-fednh", f"--out={tmp_path / 'out'}", *more)
+    assert (code, said in err) == (78, True)
     assert not (tmp_path / "out").exists()
 
 
@@ -201,14 +195,11 @@ def test_without_ray_the_extra_is_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_node, "find_spec", lambda _: None)
-    with pytest.raises(SystemExit) as ended:
-        main.main(["compare", "digits-fednh", f"--out={tmp_path / 'out'}", "--ray=auto"])
-    assert ended.value.code == 78
-    assert ".whl[client,ray]'" in capfd.readouterr().err
+    code, _, err = called(capfd, "compare", "digits-fednh", f"--out={tmp_path / 'out'}", "--ray=auto")
+    assert (code, ".whl[client,ray]'" in err) == (78, True)
 
 
 def node(name: str, *, alive: bool = True, **resources: float) -> dict[str, object]:
-    """As Ray lists one."""
     about = {"NodeID": name, "NodeManagerHostname": name, "NodeManagerAddress": "192.0.2.7"}
     return {**about, "Alive": alive, "Resources": resources}
 
