@@ -324,7 +324,7 @@ class Ledger(LedgerReader):
             groups: of the sum's sites; those that are not known yet are kept, of sites alone excepted.
         """
         first = tasks[0]
-        of_sum = {**_attempt(first.run, first.round, first.attempt), "of_subject": first.sum_of}
+        of_sum = {**_attempt(first.run, first.round, first.attempt), "of_sum_of": first.sum_of}
         with self._write() as connection:
             _close_tasks(connection, _OPEN_OF_SITE_AND_SUM, of_sum, status, silent)
             connection.execute(_OPEN_OF_SUM, {**of_sum, "task_status": status})
