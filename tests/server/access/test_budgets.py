@@ -13,11 +13,6 @@ CALLS, BYTES = Budget("calls", 10, 0, HOUR_S), Budget("bytes", 100, 2, DAY_S)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def held(clock: Clock) -> Budgets:
     return Budgets(clock)
 
@@ -89,10 +84,9 @@ def test_an_honest_daemon_on_a_bad_line_has_room(budget: Budget, size: int) -> N
     assert budget.capacity(size) >= 16 * (2 << 20)  # a chunk, however small the model
 
 
-def test_an_honest_daemon_never_enrolls_or_begins_too_often() -> None:
-    assert (
-        rate_limits.ENROLLMENTS.capacity(0) / rate_limits.ENROLLMENTS.period_s > 1 / 5.0
-    )  # `PAUSED_RETRY_S` of the client
-    assert (
-        rate_limits.BEGINNINGS.capacity(0) / rate_limits.BEGINNINGS.period_s > 1 / 30.0
-    )  # `MEMORY_RETRY_S` of the service
+@pytest.mark.parametrize(
+    ("budget", "every_s"),
+    [(rate_limits.ENROLLMENTS, 5.0), (rate_limits.BEGINNINGS, 30.0)],  # PAUSED_RETRY_S of clients, MEMORY_RETRY_S
+)
+def test_an_honest_daemon_never_enrolls_or_begins_too_often(budget: Budget, every_s: float) -> None:
+    assert budget.capacity(0) / budget.period_s > 1 / every_s

@@ -26,11 +26,8 @@ def seen(lab: Lab) -> Overview:
     return found
 
 
-def test_a_run_that_is_not_known_has_none() -> None:
-    assert overview(Ledger(), "test") is None
-
-
 def test_a_run_without_sites_waits(make: MakeLab) -> None:
+    assert overview(Ledger(), "test") is None
     found = seen(make())
     assert (found.phase, found.began, found.ended, found.failed) == ("not started", False, False, False)
     assert (found.round, found.invited, found.reported, found.received, found.sent) == (0, 0, 0, 0, 0)
@@ -82,11 +79,6 @@ def test_an_abandoned_attempt_says_why_and_the_next_one_counts_anew(lab: Lab) ->
     assert seen(lab).phase == "abandoned: 1 update at the deadline, quorum 2"
     lab.later(0.0)
     assert (seen(lab).phase, seen(lab).invited, seen(lab).reported) == ("collecting", 3, 0)
-
-
-def test_the_scores_of_a_second_attempt_are_evaluated_too(lab: Lab) -> None:
-    lab.later(100.0, alive=SITES)
-    lab.later(0.0)
     for site in SITES:
         lab.push(site, lab.model(1.0))
     assert seen(lab).phase == "evaluating"

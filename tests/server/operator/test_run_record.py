@@ -47,13 +47,11 @@ def tasks(found: dict[str, Any], place: int = -1) -> dict[tuple[str, str], dict[
     return {(task["site"], task["kind"]): task for task in found["rounds"][place]["tasks"]}
 
 
-def test_a_run_that_is_not_known_is_an_error(lab: Lab) -> None:
+def test_a_run_without_sites_has_empty_parts_and_one_that_is_not_known_is_an_error(make: MakeLab) -> None:
+    lab = make()
     with pytest.raises(ConfigError, match="no run 'other'"):
         run_record(lab.ledger, lab.blobs, "other")
-
-
-def test_a_run_without_sites_has_empty_parts(make: MakeLab) -> None:
-    found = seen(make())
+    found = seen(lab)
     assert (found["run"]["name"], found["run"]["status"], found["run"]["ended_at"]) == ("test", "going on", None)
     assert (found["rounds"], found["scores"], found["sites"]) == ([], [], {})
     assert found["prototypes"] == {"round": None, "cosines": []}
@@ -69,10 +67,8 @@ def test_a_round_has_its_sites_bytes_losses_and_norms(lab: Lab) -> None:
         lab.push(site, lab.model(value), metrics={"loss": value / 4})
     found = seen(lab)
     first, second = found["rounds"]
-    assert [(one["round"], one["attempt"], one["outcome"]) for one in (first, second)] == [
-        (0, 1, "published"),
-        (1, 1, "published"),
-    ]
+    ended = [(one["round"], one["attempt"], one["outcome"]) for one in (first, second)]
+    assert ended == [(0, 1, "published"), (1, 1, "published")]
     assert (second["size"], second["quorum"], second["state"]) == (3, 2, lab.address)
     ann = tasks(found)["ann", "fit"]
     assert (ann["task_status"], ann["received"], ann["loss"], ann["refused"]) == ("reported", sizes["ann"], 0.25, [])
@@ -183,13 +179,8 @@ def test_interventions_name_who_when_and_why_with_the_round() -> None:
         ("paused", "olga", None, "", 1),
         ("aborted", "", None, "the wrong labels", 1),
     ]
-    assert found["sites"]["ann"] == {
-        "roles": ["trainer"],
-        "excluded": "",
-        "excluded_at": None,
-        "revoked": "",
-        "revoked_at": None,
-    }
+    never = {"excluded": "", "excluded_at": None, "revoked": "", "revoked_at": None}
+    assert found["sites"]["ann"] == {"roles": ["trainer"], **never}
 
 
 @pytest.mark.parametrize("action", ["excluded", "revoked"])
@@ -322,11 +313,8 @@ def test_warnings_of_a_long_run_are_read_from_its_first_and_last_rounds(make: Ma
         for site in SITES:
             lab.push(site, lab.model(float(number)))
         right = 0.9 if number == 3 else 0.4
-        told(
-            lab,
-            "eva",
-            **(ONE_CLASS if number == 9 else {"global__balanced_accuracy": right, "global__recall__0": right}),
-        )
+        better = {"global__balanced_accuracy": right, "global__recall__0": right}
+        told(lab, "eva", **(ONE_CLASS if number == 9 else better))
         for site in SITES:
             told(lab, site, personal__accuracy=number / 10)
     found = {warning["code"]: warning for warning in seen(lab)["warnings"]}

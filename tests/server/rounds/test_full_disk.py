@@ -193,26 +193,22 @@ def test_the_end_of_a_run_is_recorded_once_behind_what_led_to_it(make: MakeLab, 
     assert (run.outcome, lab.ledger.is_settled) == (RoundOutcome.FAILED, True)
 
 
-def test_a_restart_while_a_step_waits_decides_again_from_the_ledger(lab: Lab, room: Room) -> None:
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_a_restart_and_a_roll_back_while_a_step_waits_decide_again_from_the_ledger(
+    lab: Lab, room: Room, rolled_back: bool
+) -> None:
     room.records = 0
     lab.later(101.0)
     room.records = PLENTY
-    lab.restart()
+    if rolled_back:
+        lab.run.roll_back(0)
+        lab.later(0.0, alive=TRAINERS)
+        assert waits_for(lab) is WaitReason.UPDATES
+    else:
+        lab.restart()
     go_on(lab)
     assert isinstance(lab.phase, phases.FinishedPhase)
     assert lab.value == 4.0
-
-
-def test_an_order_to_stop_is_refused_and_the_run_goes_on(make: MakeLab, room: Room) -> None:
-    lab = make(ledger=tight_ledger(room, "database")).begin()
-    room.records = 0
-    with pytest.raises(OutOfSpaceError):
-        lab.run.stop("enough")
-    room.records = PLENTY
-    lab.later(0.0)
-    go_on(lab)
-    assert isinstance(lab.phase, phases.FinishedPhase)
-    assert (lab.phase.outcome, lab.value) == (RoundOutcome.COMPLETED, 4.0)
 
 
 def test_an_order_to_stop_is_refused_while_a_step_waits(lab: Lab, room: Room) -> None:
@@ -247,17 +243,6 @@ def test_a_roll_back_of_a_run_that_has_ended_ends_the_server_and_forgets_no_daem
         lab.later(0.0)
     lab.restart()
     assert lab.statuses() == {"two": "running", "one": "queued"}
-
-
-def test_a_roll_back_forgets_the_step_that_waits(lab: Lab, room: Room) -> None:
-    room.records = 0
-    lab.later(101.0)
-    room.records = PLENTY
-    lab.run.roll_back(0)
-    lab.later(0.0, alive=TRAINERS)
-    assert waits_for(lab) is WaitReason.UPDATES
-    go_on(lab)
-    assert lab.value == 4.0
 
 
 # Secure aggregation and rules that set updates aside

@@ -108,14 +108,6 @@ def test_what_a_site_sees_before_a_run_is_what_it_is_sent_also_after_a_restart(c
         RunQueue([other], context)
 
 
-def test_the_first_two_trainers_are_asked_for_the_model_at_once(two: RunQueue) -> None:
-    enroll(two, "ann")
-    assert isinstance(ask(two, "one", "ann"), Wait)
-    enroll(two, "bob")
-    assert isinstance(ask(two, "one", "bob"), Task)
-    assert isinstance(ask(two, "one", "ann"), Task)
-
-
 @pytest.mark.parametrize("protocol", [0, PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1])
 def test_another_version_is_refused_by_both_versions_and_not_enrolled(two: RunQueue, protocol: int) -> None:
     with pytest.raises(VersionMismatchError):
@@ -197,8 +189,11 @@ def test_a_site_of_an_older_run_is_told_how_that_one_ended(two: RunQueue) -> Non
 def test_when_no_run_is_left_everyone_who_is_alive_has_to_be_told(two: RunQueue, clock: Clock) -> None:
     for site in ("ann", "bob"):
         enroll(two, site)
-    for _ in range(2):
-        going_on(two).stop("enough")
+    first = going_on(two)
+    first.stop("enough")
+    ask(two, "one", "ann")  # being told of one run is not being told of all
+    assert two.of("one") is first
+    going_on(two).stop("enough")
     assert two.finished
     assert not two.all_informed()
     assert ask(two, "two", "ann") == Finished("enough", last=True)
@@ -210,19 +205,17 @@ def test_when_no_run_is_left_everyone_who_is_alive_has_to_be_told(two: RunQueue,
     assert two.all_informed()
 
 
-def test_being_told_of_one_finished_run_is_not_being_told_of_all(two: RunQueue) -> None:
-    enroll(two, "ann")
-    going_on(two).stop("enough")
-    ask(two, "one", "ann")
-    going_on(two).stop("enough")
-    assert not two.all_informed()
-
-
 def test_failed_runs_are_listed_with_their_reason(context: ServerContext, recipe: Callable[..., Recipe]) -> None:
     runs = RunQueue([recipe("one"), recipe("two"), recipe("three")], context)
     runs.of("one").handle(Broken("disk"))
     runs.of("two").stop("enough")
     assert runs.failed == ["one: disk"]
+    again = RunQueue([recipe("one"), recipe("two"), recipe("three")], context)
+    assert (going_on(again).name, again.finished) == ("three", False)
+    with pytest.raises(ProtocolError, match="no such run"):
+        again.of("four")
+    with pytest.raises(ConfigError, match="same name: one, two, one"):
+        RunQueue([recipe("one"), recipe("two"), recipe("one", rounds=9)], context)
 
 
 def test_a_fit_from_before_a_restart_is_waited_for_and_ended_when_its_round_is_over() -> None:
@@ -269,28 +262,6 @@ def test_a_fenced_daemon_is_fenced_in_every_run(two: RunQueue) -> None:
     for run in ("one", "two", "unknown"):
         with pytest.raises(FencedError):
             ask(two, run, "ann")
-
-
-def test_runs_are_found_by_name_also_when_they_are_over(two: RunQueue) -> None:
-    first = going_on(two)
-    first.stop("enough")
-    assert two.of("one") is first
-    with pytest.raises(ProtocolError, match="no such run"):
-        two.of("three")
-
-
-def test_two_recipes_of_one_name_are_refused(context: ServerContext, recipe: Callable[..., Recipe]) -> None:
-    with pytest.raises(ConfigError, match="same name: one, two, one"):
-        RunQueue([recipe("one"), recipe("two"), recipe("one", rounds=9)], context)
-
-
-def test_a_restarted_server_goes_on_with_the_run_that_is_not_over(
-    two: RunQueue, context: ServerContext, recipe: Callable[..., Recipe]
-) -> None:
-    going_on(two).stop("enough")
-    again = RunQueue([recipe("one"), recipe("two")], context)
-    assert going_on(again).name == "two"
-    assert not again.finished
 
 
 # Runs that cannot go on: none does for ever
@@ -517,33 +488,6 @@ def test_an_aggregation_waits_for_room_and_goes_on(lab: Lab, tight: Tight) -> No
     lab.later(0.1)
     assert lab.value == 2.0
     assert [row.aggregations for row in lab.ledger.rounds("test")] == [1, 1]  # waiting is not dying
-
-
-def test_an_aggregation_that_waits_for_room_survives_a_restart(lab: Lab, tight: Tight) -> None:
-    lab.push("ann", lab.model(1.0))
-    lab.push("bob", lab.model(2.0))
-    tight.room = 1
-    lab.push("cyd", lab.model(3.0))
-    lab.restart()
-    lab.later(0.0)
-    assert lab.value == 0.0
-    tight.room = 1
-    lab.later(PAUSE_S)
-    assert lab.value == 2.0
-
-
-def test_a_run_that_waits_for_room_can_be_ended_and_rolled_back(lab: Lab, tight: Tight) -> None:
-    for site in ("ann", "bob"):
-        lab.push(site, lab.model(1.0))
-    tight.room = 1
-    lab.push("cyd", lab.model(3.0))
-    tight.room = 1_000
-    lab.run.roll_back(0)
-    lab.later(PAUSE_S)
-    assert lab.value == 0.0
-    assert lab.task("ann").round == 1
-    lab.round(ann=4.0, bob=4.0, cyd=4.0)
-    assert lab.value == 4.0
 
 
 def test_a_round_is_opened_when_there_is_room(lab: Lab, tight: Tight) -> None:

@@ -44,11 +44,6 @@ def name(key: Endpoint) -> str:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def guard(clock: Clock) -> ConnectionGuard:
     return ConnectionGuard(ROOM, clock)
 
