@@ -14,7 +14,6 @@ from protofed.common.payload import Part
 from protofed.common.protocol.messages import Verdict
 from protofed.server.metrics import METRICS, ServerMetrics
 from protofed.server.rounds.machine import phases
-from protofed.server.storage.ledger import Ledger
 from protofed.server.verdicts import RefusalCode, RejectionCode
 
 if TYPE_CHECKING:
@@ -98,20 +97,6 @@ def test_what_is_rolled_back_stays_counted_and_is_counted_again_when_it_is_done_
     assert updates(lab.metrics) == {("accepted", ""): 8}  # two of them made the first model
 
 
-def test_a_full_disk_counts_once_what_succeeds_in_the_end(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OutOfSpaceError("no space left")
-
-    with monkeypatch.context() as disk:
-        disk.setattr(Ledger, "publish", full)
-        lab.round(ann=1.0, bob=2.0, cyd=6.0)
-        lab.later(11.0)
-        assert rounds(lab.metrics)["committed"] == 1
-    lab.later(11.0)
-    lab.later(11.0)
-    assert rounds(lab.metrics)["committed"] == 2
-
-
 def test_a_promise_that_the_journal_lacks_counts_when_it_is_kept(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full:
         def append_all(self, *_: Any, **__: Any) -> None:
@@ -136,8 +121,7 @@ def test_a_promise_that_the_journal_lacks_counts_when_it_is_kept(lab: Lab, monke
 def test_a_restart_in_the_middle_of_an_aggregation_counts_it_once(make: MakeLab, workshop: Later) -> None:
     lab = make(work=workshop)
     lab.enroll("eva")
-    lab.enroll("ann", "bob", "cyd")
-    lab.later(0)
+    lab.gather()
     lab.first_models()
     workshop.finish()
     for site, number in (("ann", 1.0), ("bob", 2.0), ("cyd", 3.0), ("eva", 2.0)):
@@ -234,8 +218,7 @@ def test_phases_are_timed_when_they_end(make: MakeLab, workshop: Later) -> None:
     lab = make(work=workshop)
     lab.later(0)
     lab.clock.now = 1000.0  # waiting for sites is no phase of a round
-    lab.enroll("ann", "bob", "cyd")
-    lab.later(0)
+    lab.gather()
     lab.later(5.0)
     lab.first_models()
     assert seconds(lab.metrics, "collecting") == (1, 5.0)
@@ -243,8 +226,7 @@ def test_phases_are_timed_when_they_end(make: MakeLab, workshop: Later) -> None:
     workshop.finish()
     assert seconds(lab.metrics, "aggregating") == (1, 3.0)
     lab.clock.now += 7.0
-    for site in ("ann", "bob", "cyd"):
-        lab.push(site, lab.model(1.0))
+    lab.train(1.0)
     assert seconds(lab.metrics, "collecting") == (2, 12.0)
     workshop.finish()
     lab.clock.now += 2.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from protofed.common.protocol.messages import Activity, Role
+from protofed.common.protocol.messages import Activity
 from protofed.common.protocol.scores import Spread, spread, spreads
 from protofed.server.operator.run_record import Overview, overview
 from protofed.server.storage.ledger import Ledger
@@ -36,9 +36,7 @@ def test_a_run_without_sites_waits(make: MakeLab) -> None:
 
 def test_a_run_is_followed_from_its_first_model_to_its_end(make: MakeLab) -> None:
     lab = make()
-    lab.enroll("eva", role=Role.EVALUATOR)
-    lab.enroll(*SITES)
-    lab.later(0)
+    lab.gather("eva")
     assert (seen(lab).phase, seen(lab).invited, seen(lab).sent) == ("making the model", 2, 0)
     lab.first_models()
     assert (seen(lab).phase, seen(lab).round, seen(lab).invited, seen(lab).reported) == ("collecting", 1, 3, 0)
@@ -65,8 +63,7 @@ def test_bytes_are_those_of_counted_updates_and_of_models_to_be_fetched(lab: Lab
 
 
 def test_after_its_scores_a_round_waits_for_the_next(lab: Lab) -> None:
-    for site in SITES:
-        lab.push(site, lab.model(1.0))
+    lab.train(1.0)
     for site in SITES:
         lab.score(site)
     lab.later(100.0)  # eva never scores, and nobody is alive for another round
@@ -79,8 +76,7 @@ def test_an_abandoned_attempt_says_why_and_the_next_one_counts_anew(lab: Lab) ->
     assert seen(lab).phase == "abandoned: 1 update at the deadline, quorum 2"
     lab.later(0.0)
     assert (seen(lab).phase, seen(lab).invited, seen(lab).reported) == ("collecting", 3, 0)
-    for site in SITES:
-        lab.push(site, lab.model(1.0))
+    lab.train(1.0)
     assert seen(lab).phase == "evaluating"
 
 
@@ -102,8 +98,7 @@ def test_a_run_that_failed_says_so(lab: Lab) -> None:
 
 def test_scores_are_those_of_the_newest_scored_round(lab: Lab) -> None:
     for first, scores in ((1.0, (0.5, 0.5, 0.5, 0.5)), (2.0, (0.25, 0.75, 0.5, 0.5))):
-        for site in SITES:
-            lab.push(site, lab.model(first))
+        lab.train(first)
         for site, value in zip((*SITES, "eva"), scores, strict=True):
             lab.score(site, value)
     assert seen(lab).scored_round == 2

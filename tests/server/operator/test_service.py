@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-from tests.server.conftest import TRAINERS, announce, daemon, recipe
+from tests.server.conftest import TRAINERS, daemon, recipe
 from tests.support.operator_lab import OperatorLab, operator_lab
 from tests.support.pki import Authority
 
-from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, ConflictError, ExcludedError, NotEnrolledError
 from protofed.common.pki.certificate import Party
-from protofed.common.protocol.messages import Activity, Assignment, PauseReason, Progress, Signal, Verdict
+from protofed.common.protocol.messages import Activity, Assignment, Progress, Signal, Verdict
 from protofed.server.rounds.machine import phases
-from protofed.server.verdicts import RefusalCode
 
 Register: TypeAlias = Callable[..., None]
 ALONE = {"min_sites": 1, "quorum": 1}
@@ -144,26 +142,6 @@ def test_a_paused_run_ends_its_round_and_opens_no_other_also_after_a_restart(bus
     assert busy.task("ann").round == 2
 
 
-def test_a_pause_costs_no_patience(desk: OperatorLab) -> None:
-    desk.start("one", federation={"site_wait_timeout_s": 10.0})
-    desk.later(0.0)
-    desk.operation.pause("one", paused=True)
-    desk.later(1000.0)
-    desk.operation.pause("one", paused=False)
-    desk.later(9.0)
-    assert desk.statuses() == {"one": "running"}
-    desk.later(1.0)
-    assert desk.statuses() == {"one": "failed"}
-
-
-def test_a_run_that_goes_on_is_aborted_and_its_sites_stop(busy: OperatorLab) -> None:
-    task = busy.task("ann")
-    report = busy.operation.abort("one", "wrong data")
-    assert (report.status, report.row.reason) == ("aborted", "wrong data")
-    assert busy.runs.heartbeat("one", "ann", daemon("ann"), Progress(task.task_id, Activity.TRAINING)) is Signal.ABORT
-    assert {site_task.task.task_status for site_task in busy.operation.rounds("one")[1].tasks} == {"late"}
-
-
 def test_a_run_that_waits_is_aborted_before_it_began(busy: OperatorLab) -> None:
     assert busy.operation.abort("two", "").row.reason == "aborted by the operator"
     assert busy.statuses() == {"one": "running", "two": "aborted", "three": "queued"}
@@ -213,50 +191,6 @@ def test_a_run_that_goes_on_keeps_its_place_when_it_is_rolled_back(busy: Operato
 # Rounds
 
 
-def test_every_site_has_its_fate_in_every_round(desk: OperatorLab) -> None:
-    desk.start("one", rounds=3, federation={"deadline_s": 100.0, "grace": 0.1})
-    desk.begin()
-    cyds = desk.task("cyd")
-    announced = announce(desk.model(9.0))[0]
-    refusal = desk.intake.begin("cyd", daemon("cyd"), cyds.task_id, cyds.round, Digest("0" * 64), announced)
-    assert refusal is not None
-    assert refusal.verdict is Verdict.REFUSED
-    desk.push("ann", desk.model(1.0))
-    desk.beat("bob", desk.task("bob").task_id, activity=Activity.TRAINING, epoch=1, epochs=3, making_progress=True)
-    desk.push("cyd", desk.model(1.0))
-    desk.later(11.0)
-    report = desk.operation.rounds("one")[1]
-    fits = [site_task.task for site_task in report.tasks if site_task.task.kind == "fit"]
-    tasks = {task.site: (task.task_status, task.reason) for task in fits}
-    assert report.outcome == "degraded"
-    assert tasks == {
-        "ann": ("reported", ""),
-        "bob": ("late", "training, epoch 1/3, last progress 11 s ago"),
-        "cyd": ("reported", ""),
-    }
-    refused = [(one.task.site, update.code) for one in report.tasks for update in one.refusals]
-    assert refused == [("cyd", RefusalCode.BASE)]
-
-
-def test_what_was_rejected_abandoned_and_is_open_is_told_apart(desk: OperatorLab) -> None:
-    desk.start("one", rounds=4, federation={"max_attempts": 3})
-    desk.begin()
-    desk.round(ann=1.0, bob=1e6, cyd=1.0)
-    desk.later(100.0, alive=TRAINERS)
-    desk.later(0.0)
-    reports = {(one.row.round, one.row.attempt): one for one in desk.operation.rounds("one")}
-    assert {key: one.outcome for key, one in reports.items()} == {
-        (0, 1): "published",
-        (1, 1): "degraded",
-        (2, 1): "abandoned",
-        (2, 2): "open",
-    }
-    assert reports[2, 1].row.abandoned == "0 updates at the deadline, quorum 2"
-    (aside,) = [task.task for task in reports[1, 1].tasks if task.task.task_status == "rejected"]
-    assert aside.site == "bob"
-    assert "more than 20 times the cohort's median" in aside.reason
-
-
 def test_a_run_of_a_later_version_is_listed_without_its_recipe(busy: OperatorLab) -> None:
     busy.operation.abort("one", "enough")
     with busy.ledger._write() as connection:
@@ -289,27 +223,6 @@ def test_sites_work_are_idle_silent_or_away(busy: OperatorLab) -> None:
     }
     assert busy.site("cyd").progress_age_s is None
     assert list(busy.site("eva").roles) == ["evaluator"]
-
-
-def test_a_dead_site_is_silent_also_while_no_run_goes_on(desk: OperatorLab) -> None:
-    desk.enroll("ann")
-    desk.enroll("bob")
-    desk.presence.hold("bob", PauseReason.APPROVAL)
-    desk.later(80.0)
-    assert [desk.site(name).status for name in ("ann", "bob")] == ["idle", "held"]
-    desk.later(7.0)
-    for name in ("ann", "bob"):
-        assert (desk.site(name).status, desk.site(name).activity_text) == ("silent", "no sign for 87 s")
-    desk.enroll("ann")
-    assert desk.site("ann").status == "idle"
-
-
-def test_an_evaluator_that_scores_is_not_idle(busy: OperatorLab) -> None:
-    """A call that moves bytes stood for idle, until the next heartbeat."""
-    task_id = busy.task("ann").task_id
-    busy.beat("ann", task_id, epoch=0, epochs=0, making_progress=True)
-    busy.presence.seen("ann", daemon("ann"))
-    assert busy.site("ann").status == "working"
 
 
 def test_a_site_is_excluded_in_the_middle_of_a_round_and_nobody_waits_for_it(busy: OperatorLab) -> None:
@@ -361,19 +274,6 @@ def test_an_excluded_site_is_not_invited_again_also_after_a_restart_until_it_is_
         desk.runs.next_task("one", "cyd", daemon("cyd"))
     assert isinstance(desk.come_back("cyd"), Assignment)
     assert desk.site("cyd").status == "idle"
-
-
-def test_without_a_site_that_is_excluded_and_must_take_part_no_round_goes_on(desk: OperatorLab) -> None:
-    desk.start("one", federation={"required_sites": ["cyd"]})
-    desk.begin()
-    desk.operation.exclude("cyd", "wrong labels")
-    desk.later(0.0)
-    report = desk.operation.rounds("one")[1]
-    assert report.outcome == "abandoned"
-    assert report.row.abandoned is not None
-    assert "excluded: wrong labels" in report.row.abandoned
-    assert "without cyd no round counts" in report.row.abandoned
-    assert isinstance(desk.phase, phases.Idle)
 
 
 def test_a_site_that_is_registered_and_has_never_been_seen_can_be_kept_out(

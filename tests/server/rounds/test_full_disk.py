@@ -293,12 +293,13 @@ def test_an_update_is_rejected_when_there_is_room_to_say_so(make: MakeLab, room:
 
 
 class TightBlobs(MemoryBlobs):
-    """Blobs that take nothing new while `broken` says why."""
+    """Blobs that take nothing new, or nothing at `all`, while `broken` says why."""
 
     broken: StateError | None = None
+    all = False
 
     def put(self, *data: Buffer) -> Digest:
-        if self.broken is not None and not self.has(codec.digest(*data)):
+        if self.broken is not None and (self.all or not self.has(codec.digest(*data))):
             raise self.broken
         return super().put(*data)
 
@@ -313,6 +314,22 @@ def aggregating(make: MakeLab, broken: StateError) -> Lab:
     with suppress(StateError):
         lab.push("cyd", lab.model(3.0))
     return lab
+
+
+def test_a_round_is_opened_when_there_is_room_for_its_base(make: MakeLab) -> None:
+    lab = make(blobs=(blobs := TightBlobs())).begin()
+    lab.run.pause(paused=True)
+    lab.round(ann=1.0, bob=1.0, cyd=1.0)
+    lab.restart()
+    lab.run.pause(paused=False)
+    blobs.broken, blobs.all = OutOfSpaceError("no space left on device; free some"), True
+    for _ in range(3):
+        lab.later(1.0)
+        assert lab.asked("ann") is None
+        assert [row.round for row in lab.ledger.rounds("test")] == [0, 1]
+    blobs.broken = None
+    lab.later(1.0)
+    assert lab.task("ann").round == 2
 
 
 def test_a_server_that_is_restarted_while_an_aggregation_waits_for_space_has_not_died(make: MakeLab) -> None:

@@ -77,15 +77,6 @@ def test_a_site_that_comes_after_it_is_asked_for_its_scores_once_it_has_trained(
     assert {site for site in far.here if far.asked(site) is TaskKind.SCORE} == {*SITES, "dan", "eva"}
 
 
-def test_the_run_ends_as_if_the_rounds_had_never_been(far: Lab) -> None:
-    far.run.roll_back(0)
-    far.later(0.0)
-    for value in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0):
-        far.round(ann=value, bob=value, cyd=value)
-    assert far.phase == phases.FinishedPhase("completed", RoundOutcome.COMPLETED)
-    assert far.value == 6.0
-
-
 def test_abandoned_attempts_of_before_do_not_count_against_the_round(make: MakeLab) -> None:
     lab = make(federation={"max_attempts": 2}).begin()
     lab.push("ann", lab.model(1.0))  # which does not stand
@@ -122,8 +113,7 @@ def test_a_state_that_was_discarded_is_refused_and_nothing_changes(make: MakeLab
 def test_the_last_round_is_refused_since_none_would_follow_it(make: MakeLab, *, ended: bool) -> None:
     lab = make().begin()
     lab.round(ann=1.0, bob=1.0, cyd=1.0)
-    for site in SITES:
-        lab.push(site, lab.model(2.0))
+    lab.train(2.0)
     if ended:
         lab.later(100.0)  # no score comes
         assert isinstance(lab.phase, phases.FinishedPhase)
@@ -143,8 +133,7 @@ def test_the_last_round_is_refused_since_none_would_follow_it(make: MakeLab, *, 
 
 def test_a_round_that_is_being_aggregated_is_waited_for(make: MakeLab, workshop: Later) -> None:
     lab = make(work=workshop)
-    lab.enroll(*SITES)
-    lab.later(0)
+    lab.gather()
     lab.first_models()
     with pytest.raises(ConflictError, match="try again"):
         lab.run.roll_back(0)

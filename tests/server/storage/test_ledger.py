@@ -402,17 +402,6 @@ def test_what_was_written_is_there_without_closing(url: str, tmp_path: Path) -> 
     ledger.close()
 
 
-def test_an_onlooker_reads_while_the_server_writes(kept_url: str) -> None:
-    ledger = Ledger(kept_url)
-    filled(ledger)
-    onlooker = LedgerReader(kept_url)
-    assert everything(onlooker) == everything(ledger)
-    ledger.enroll("bob", ["trainer"])
-    assert list(onlooker.sites()) == ["ann", "bob"]
-    onlooker.close()
-    ledger.close()
-
-
 def test_threads_share_a_ledger_in_memory() -> None:
     ledger, sites = Ledger(), [f"site-{number}" for number in range(8)]
     tasks = dict(zip(sites, opened(ledger, *sites), strict=True))

@@ -44,9 +44,7 @@ def refining(make: MakeLab) -> Lab:
 def working(make: MakeLab, workshop: Later, **federation: Any) -> Lab:
     """Round 1 is open; what is aggregated and refined waits until the workshop finishes it."""
     lab = make(**FEDIC, work=workshop, federation=federation)
-    lab.enroll("eva", role=Role.EVALUATOR)
-    lab.enroll(*SITES)
-    lab.later(0)
+    lab.gather("eva")
     lab.first_models()
     workshop.finish()
     return lab
@@ -148,8 +146,7 @@ def test_how_far_it_may_move_the_mean_does_not_grow_with_the_sites_models(make: 
 
 def test_a_run_without_an_evaluator_waits_says_so_and_goes_on_when_one_comes(make: MakeLab) -> None:
     lab = make(**FEDIC)
-    lab.enroll(*SITES)
-    lab.later(0)
+    lab.gather()
     lab.first_models()
     trained(lab)
     assert isinstance(lab.phase, phases.Refining)
@@ -204,19 +201,6 @@ def test_one_that_is_late_is_asked_again_with_another_task(refining: Lab) -> Non
     assert refining.push("eva", refining.model(5.0), again).verdict is Verdict.ACCEPTED
     assert refining.push("eva", refining.model(5.0), again).verdict is Verdict.DUPLICATE
     assert refining.value == 5.0
-
-
-def test_what_had_come_before_a_restart_is_not_asked_for_again(make: MakeLab, workshop: Later) -> None:
-    lab = trained(working(make, workshop))
-    workshop.finish()
-    lab.push("eva", lab.model(4.0))
-    assert lab.phase == phases.Aggregating(1, 1, frozenset({"eva"}), quorum=1, refines=True)
-    workshop.jobs.clear()  # the process dies in the middle of it
-    lab.restart()
-    assert lab.asked("eva") is None
-    lab.later(0.0)
-    workshop.finish()
-    assert lab.value == 4.0
 
 
 def test_a_server_that_died_in_the_aggregation_has_not_died_in_the_refinement(make: MakeLab, workshop: Later) -> None:

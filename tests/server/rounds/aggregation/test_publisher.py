@@ -291,11 +291,17 @@ def test_updates_are_folded_in_site_order_with_their_weights(blobs: MemoryBlobs,
         assert published.state[Part.BODY]["seen"].tolist() == [[97.0, 1.0], [98.0, 0.0], [99.0, 3.0]]
 
 
-def test_a_published_state_can_be_restored(blobs: MemoryBlobs, lab: Lab) -> None:
+def test_a_published_state_can_be_restored_and_an_update_that_is_gone_is_a_state_error(
+    blobs: MemoryBlobs, lab: Lab
+) -> None:
     publisher = Publisher(FedAvgServer(), blobs, min_contributors=2)
     first = publisher.publish(publisher.aggregated(None, [row(blobs, "eva", lab.model(2.0))], round_context()))
     again = Publisher(FedAvgServer(), blobs, min_contributors=2).restore(first.address)
     assert again.address == first.address == codec.digest(codec.encode(again.state))
+    rows = [row(blobs, "ann", lab.model(1.0)), row(blobs, "bob", lab.model(2.0))]
+    blobs.discard(rows[1].digest)
+    with pytest.raises(StateError, match=rows[1].digest):
+        Publisher(FedAvgServer(), blobs, min_contributors=2).aggregated(lab.model(0.0), rows, round_context())
 
 
 def test_what_is_equal_for_all_is_one_blob_and_what_is_not_is_one_each(lab: Lab) -> None:
@@ -383,20 +389,12 @@ def test_no_more_payloads_are_kept_than_are_needed_however_many_sites_there_are(
     assert sum(publisher.stored(address) is not None for address, _ in sent.values()) == KEPT
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_state_that_is_not_finite_is_neither_published_nor_stored(blobs: MemoryBlobs, lab: Lab, value: float) -> None:
-    rows = [row(blobs, "ann", {Part.BODY: {"x": np.array([1.0, value])}})]
+def test_a_state_that_is_not_finite_is_neither_published_nor_stored(blobs: MemoryBlobs, lab: Lab) -> None:
+    rows = [row(blobs, "ann", {Part.BODY: {"x": np.array([1.0, np.nan])}})]
     before = set(blobs._data)
     with pytest.raises(StateError, match="body/x has values that are not finite"):
         Publisher(FedAvgServer(), blobs, min_contributors=2).aggregated(lab.model(0.0), rows, round_context())
     assert set(blobs._data) == before
-
-
-def test_an_update_that_is_gone_is_a_state_error(blobs: MemoryBlobs, lab: Lab) -> None:
-    rows = [row(blobs, "ann", lab.model(1.0)), row(blobs, "bob", lab.model(2.0))]
-    blobs.discard(rows[1].digest)
-    with pytest.raises(StateError, match=rows[1].digest):
-        Publisher(FedAvgServer(), blobs, min_contributors=2).aggregated(lab.model(0.0), rows, round_context())
 
 
 EAST, NORTH, WEST = [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]

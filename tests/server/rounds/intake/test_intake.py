@@ -223,26 +223,26 @@ def of_numbers(*values: float, dtype: type[np.floating[Any]] = np.float32) -> Pa
     return {Part.BODY: {"w": np.array(values, dtype)}}
 
 
-def test_the_norm_is_of_what_the_site_changed() -> None:
-    base = {Part.BODY: {"a": np.array([1, 1], np.float32), "b": np.array([[5]], np.float32)}}
-    update = {Part.BODY: {"a": np.array([1, 4], np.float32), "b": np.array([[1]], np.float32)}}
+def test_whatever_the_update_and_its_base_hold_the_norm_is_of_what_the_site_changed() -> None:
+    base: Payload = {Part.BODY: {"a": np.array([1, 1], np.float32), "b": np.array([[5]], np.float32)}}
+    update: Payload = {Part.BODY: {"a": np.array([1, 4], np.float32), "b": np.array([[1]], np.float32)}}
     assert of_bytes(update, base) == 5.0  # sqrt(0^2 + 3^2 + 4^2)
     assert of_bytes(update) == math.sqrt(1 + 16 + 1)
     assert of_bytes(base, base) == 0.0
     counted: Payload = {Part.BODY: {"w": np.array([3, 4], np.float32), "bn.batches": np.array([2**62], np.int64)}}
     assert of_bytes(counted) == 5.0
-
-
-def test_what_the_base_does_not_hold_counts_as_it_is() -> None:
-    base: Payload = {
+    base = {
         Part.BODY: {"w": np.ones(2, np.float32), "shape": np.ones((2, 3), np.float32)},
         Part.HEAD: {"p": ROW},
     }
-    update: Payload = {
+    update = {
         Part.BODY: {"w": np.ones(2, np.float32), "shape": np.full((3, 2), 2, np.float32)},  # 6 x 4
         Part.PROTOTYPES: {"p": np.array([1, 0, 0], np.float32)},  # 1
     }
     assert of_bytes(update, base) == 5.0
+    large, start = np.ones(3 * BLOCK + 7, np.float32), np.zeros(3 * BLOCK + 7, np.float32)
+    start[[0, BLOCK - 1, BLOCK, -1]] = 1  # the norm goes over every block once
+    assert of_bytes({Part.BODY: {"w": large}}, {Part.BODY: {"w": start}}) == math.sqrt(3 * BLOCK + 3)
 
 
 @pytest.mark.parametrize("part", sorted(NOT_A_MOVE))
@@ -251,12 +251,6 @@ def test_what_says_who_counts_or_how_long_is_no_part_of_the_norm(part: Part) -> 
     assert of_bytes(payload, MODEL, max_update_norm=5.0) == pytest.approx(2 * math.sqrt(6))
     unreadable = of_bytes({**payload, part: {"told": np.array([800.0, np.inf])}}, MODEL, max_update_norm=5.0)
     assert unreadable == UpdateProblem(RefusalCode.NOT_FINITE, f"{part}/told has values that are not finite")
-
-
-def test_the_norm_goes_over_every_block_once() -> None:
-    large, base = np.ones(3 * BLOCK + 7, np.float32), np.zeros(3 * BLOCK + 7, np.float32)
-    base[[0, BLOCK - 1, BLOCK, -1]] = 1
-    assert of_bytes({Part.BODY: {"w": large}}, {Part.BODY: {"w": base}}) == math.sqrt(3 * BLOCK + 3)
 
 
 def test_differences_of_the_largest_numbers_do_not_overflow() -> None:
@@ -511,8 +505,7 @@ def test_an_update_from_another_base_is_refused_before_it_is_sent(lab: Lab) -> N
 
 def test_a_first_model_has_no_base(make: MakeLab) -> None:
     lab = make()
-    lab.enroll(*SITES)
-    lab.later(0)
+    lab.gather()
     maker = lab.makers()[0]
     task = lab.task(maker)
     assert lab.push(maker, lab.model(0.0), replace(task, base_digest=Digest("0" * 64))).verdict is Verdict.REFUSED
@@ -549,8 +542,7 @@ def test_an_unknown_nonce_and_another_sites_are_refused_and_leave_no_row(lab: La
 
 
 def test_a_score_task_takes_no_update(lab: Lab) -> None:
-    for site in SITES:
-        lab.push(site, lab.model(1.0))
+    lab.train(1.0)
     with pytest.raises(ProtocolError, match="no such task"):
         lab.push("ann", lab.model(1.0))
 

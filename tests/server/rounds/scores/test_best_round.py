@@ -21,12 +21,10 @@ from protofed.server.rounds.scores.best_round import (
     BestRound,
     JudgedRounds,
     Scores,
-    best_and_former,
     best_kept,
     judged_rounds,
     means_of,
 )
-from protofed.server.rounds.scores.scoring import ScoreMemory
 from protofed.server.verdicts import RoundOutcome
 
 if TYPE_CHECKING:
@@ -208,25 +206,6 @@ def test_the_best_round_of_another_run_stays_though_its_bytes_are_those_of_an_ol
     go(there, [0.1, 0.9, 0.5, 0.5, 0.5, 0.5])
     assert there.ledger.rounds("there")[1].state == here.ledger.rounds("here")[1].state
     assert best(here) == BestRound(1, "global.accuracy", 0.9)
-
-
-def test_no_scores_are_read_but_those_that_judge_the_rounds(make: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a thousand rounds and sites there are millions, and the coordinator's thread reads them in each round."""
-    lab = go(make(rounds=9, keep_rounds=1).begin(), [0.5, 0.75, 0.25, 0.5])
-    asked: list[Sequence[str]] = []
-    scores = lab.ledger.scores
-
-    def spy(run: str, round: int | None = None, names: Sequence[str] | None = None) -> Any:
-        assert names is not None
-        asked.append(names)
-        return scores(run, round, names)
-
-    monkeypatch.setattr(lab.ledger, "scores", spy)
-    assert best_and_former(lab.ledger, lab.blobs, "test", ScoreMemory(lab.ledger, "test").ranking, None) == (
-        BestRound(2, "global.accuracy", 0.75),
-        {1},
-    )
-    assert asked == [("global.balanced_accuracy",), ("global.accuracy",)]
 
 
 def test_a_score_that_comes_too_late_changes_nothing(make: MakeLab) -> None:

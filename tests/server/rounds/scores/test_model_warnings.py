@@ -217,15 +217,13 @@ def losing(*losses: float, classes: int = CLASSES) -> list[WarningCode]:
     return codes(model_warnings(history(trained=trained, classes=classes, ended=False)))
 
 
-def test_a_loss_that_grows_far_beyond_its_start_diverges() -> None:
+def test_a_loss_or_norms_that_grow_far_beyond_their_start_diverge() -> None:
     assert losing(1.2, 1.0, 9.0, 12.0) == [WarningCode.DIVERGING]
     assert losing(1.2, 1.0, 1.0, 12.0) == []  # one bad round
     assert losing(0.1, 0.2, 0.9, 1.0) == []  # larger than at its start, and still less than a guess
     assert losing(9.0, 12.0, 12.0, 12.0) == []  # a loss of large numbers from the start
     assert losing(1.2, 9.0) == []
 
-
-def test_norms_that_explode_diverge() -> None:
     def judged(*norms: float) -> list[WarningCode]:
         trained = [TrainedRound(n, Digest(f"{n}"), norms=[norm] * 3) for n, norm in enumerate(norms, 1)]
         return codes(model_warnings(history(trained=trained, ended=False)))
@@ -236,22 +234,16 @@ def test_norms_that_explode_diverge() -> None:
     assert judged(0.0, 0.0, 0.0, 1.0, 1.0) == []
 
 
-def test_without_an_evaluator_the_sites_own_test_sets_judge_the_global_model() -> None:
+def test_who_judges_the_global_model_and_who_a_sites_own() -> None:
     one = RoundScores(3, {"ann": scores(0, 1, prefix="global.local"), "bob": scores(0, 1, 0, prefix="global.local")})
     (warning,) = model_warnings(history(scored=[one]))
     assert (warning.code, warning.site, warning.numbers["class"]) == (WarningCode.ONE_CLASS, None, 1)
     good = RoundScores(3, {**one.scores, EVALUATOR: scores(0.9, 0.9, 0.9, 0.9)})
     assert model_warnings(history(scored=[good])) == []
-
-
-def test_a_sites_own_model_is_judged_on_its_own_test_set() -> None:
     own = scores(0.0, 1.0, prefix="personal.local")
     (warning,) = model_warnings(history(own, site="ann"))
     assert (warning.code, warning.site) == (WarningCode.ONE_CLASS, "ann")
     assert "ann" in warning.text
-
-
-def test_a_sites_own_model_that_ranks_well_may_call_most_images_its_usual_class() -> None:
     ranks = scores(0.0, 1.0, prefix="personal.local", auroc=0.8)
     assert model_warnings(history(ranks, site="ann")) == []
     guesses = scores(0.0, 1.0, prefix="personal.local", auroc=0.52)

@@ -184,6 +184,11 @@ def test_a_round_asks_for_each_step_in_order_and_publishes_what_the_plain_sum_gi
     assert digest(run.state_of(SITES)) == run.published() != digest(run.state_of(SITES[1:]))
     (_, row) = run.ledger.rounds("test")[:2]
     assert row.complete
+    assert verify_round(run.ledger, run.lab.blobs, "test", 1, 1).finding is VerificationResult.SAME
+    assert sorted(row.task.site for row in one_a_site(run.ledger.updates("test", 1, 1))) == list(SITES)
+    seen = overview(run.ledger, "test")
+    assert seen is not None
+    assert (seen.invited, seen.reported) == (5, 0)
     assert run.asked() == dict.fromkeys(SITES, TaskKind.FIT)
     run.finish(2)
     assert run.asked() == dict.fromkeys(SITES, TaskKind.SCORE_SUM)
@@ -304,18 +309,6 @@ def test_what_is_not_signed_for_this_very_sum_is_refused_by_name(run: Secure) ->
     assert "expected the tensors message of part" in run.lab.push("ann", plain, task).reason
     run.finish()
     assert run.published() == digest(run.state_of(SITES))
-
-
-def test_a_published_sum_is_verified_and_counted_once_a_site(run: Secure) -> None:
-    run.go_to(TaskKind.AGREE)
-    run.finish()
-    found = verify_round(run.ledger, run.lab.blobs, "test", 1, 1)
-    assert found.finding is VerificationResult.SAME
-    rows = run.ledger.updates("test", 1, 1)
-    assert sorted(row.task.site for row in one_a_site(rows)) == list(SITES)
-    seen = overview(run.ledger, "test")
-    assert seen is not None
-    assert (seen.invited, seen.reported) == (5, 0)
 
 
 def commits_of(run: Secure) -> list[Commit]:
@@ -517,26 +510,6 @@ def test_a_site_that_drops_out_of_a_sum_takes_its_group_along_before_its_numbers
     assert run.ledger.state("test", 2) is not None
 
 
-def test_newcomers_wait_until_they_are_a_group_and_the_others_go_on() -> None:
-    run = run_of(3)
-    run.answer(NAMES[:3])
-    (group,) = run.ledger.groups()
-    for comer, invited in (("x1", 3), ("x2", 3), ("x3", 6)):
-        run.names = (*run.names, comer)
-        run.updates[comer] = run._update(comer)
-        run.sites[comer] = run._site(comer)
-        run.lab.enroll(comer)
-        run.finish(number := run.lab.phase.round)  # type: ignore[union-attr]
-        if number < 4:
-            assert run.ledger.state("test", number) is not None
-            assert len(run.asked()) == invited, comer
-    assert run.ledger.groups() == (group,)
-    run.answer(list(run.asked()))
-    assert run.ledger.groups() == (group, ("x1", "x2", "x3"))
-    run.finish(4)
-    assert run.ledger.state("test", 4) is not None
-
-
 def test_newcomers_whose_others_do_not_report_are_rejected_with_what_they_wait_for() -> None:
     run = run_of(7)
     run.answer(NAMES[:2])
@@ -594,16 +567,6 @@ def next_run(run: Secure, name: str, names: tuple[SiteId, ...] = (), **federatio
     run.lab.run.stop("enough")
     changes = {**RULES, "name": name, "federation": {**RULES["federation"], **federation}}
     return Secure("fedavg", run.ledger, names or run.names, changes)
-
-
-def test_a_run_of_larger_groups_than_sites_are_in_is_of_the_others_alone() -> None:
-    run = run_of(3)
-    run.finish()
-    later = next_run(run, "larger", NAMES[:7], sum_group=4, min_sites=4, quorum=4)
-    assert set(later.asked()) == set(NAMES[3:7])
-    later.finish()
-    assert later.ledger.groups() == (NAMES[:3], NAMES[3:7])
-    assert later.ledger.state("larger", 1) == digest(later.state_of(NAMES[3:7]))
 
 
 def test_a_run_of_any_sites_sums_those_without_a_group_alone_and_gives_them_none() -> None:
