@@ -27,13 +27,18 @@ def spent(held: Budgets, site: str, budget: Budget, amount: float = 1.0, **optio
     raise AssertionError("without end")
 
 
-def test_a_budget_is_there_at_once_and_comes_back_within_its_period(held: Budgets, clock: Clock) -> None:
+def test_a_budget_is_there_at_once_comes_back_within_its_period_and_goes_by_the_size(
+    held: Budgets, clock: Clock
+) -> None:
     assert spent(held, "ann", CALLS) == 10
     assert spent(held, "bob", CALLS) == 10
     clock.now += HOUR_S / 10
     assert spent(held, "ann", CALLS) == 1
     clock.now += 1e9
     assert spent(held, "ann", CALLS) == 10
+    assert spent(held, "cyd", BYTES, 50, key="one", size=50) == 4
+    assert spent(held, "cyd", BYTES, 50, key="two", size=500) == 22  # the next task
+    assert spent(held, "cyd", CALLS) == 10  # another budget
 
 
 def test_a_refusal_says_when_and_takes_nothing(held: Budgets, clock: Clock) -> None:
@@ -49,12 +54,6 @@ def test_a_refusal_says_when_and_takes_nothing(held: Budgets, clock: Clock) -> N
             held.spend("ann", CALLS)
     clock.now += 1.001
     held.spend("ann", CALLS)
-
-
-def test_bytes_go_by_the_size_of_what_they_are_for(held: Budgets) -> None:
-    assert spent(held, "ann", BYTES, 50, key="one", size=50) == 4
-    assert spent(held, "ann", BYTES, 50, key="two", size=500) == 22  # the next task
-    assert spent(held, "ann", CALLS) == 10  # another budget
 
 
 def test_what_is_remembered_is_bounded_and_forgets_no_site_in_use(

@@ -147,7 +147,9 @@ def test_asking_for_a_task_changes_nothing_of_how_a_site_enrolled(presence: Site
     assert presence.pause_reason("nobody") is PauseReason.NONE
 
 
-def test_presumed_sites_count_as_alive_until_they_were_idle_too_long(ledger: Ledger, clock: Clock) -> None:
+def test_presumed_sites_count_as_alive_until_they_were_idle_too_long_and_are_heard_only_when_they_enroll(
+    ledger: Ledger, clock: Clock
+) -> None:
     ledger.enroll("ann", ["trainer"])
     ledger.enroll("eva", ["evaluator"])
     clock.now = 1000.0
@@ -157,7 +159,11 @@ def test_presumed_sites_count_as_alive_until_they_were_idle_too_long(ledger: Led
     assert presence.alive(TRAINER, 10.0) == {"ann"}
     assert presence.alive(EVALUATOR, 10.0) == {"eva"}
     clock.now += 10.1
+    for site in ("ann", "eve"):
+        with pytest.raises(NotEnrolledError):
+            presence.seen(site, "one")
     assert presence.alive(TRAINER, 10.0) == frozenset()
+    assert (presence.look("ann"), presence.look("eve")) == (None, None)
 
 
 def test_a_presumed_site_that_trains_is_alive_by_its_heartbeats_and_one_that_hangs_is_not(
@@ -182,18 +188,6 @@ def test_a_presumed_site_that_trains_is_alive_by_its_heartbeats_and_one_that_han
     for _ in range(3):
         beat(replace(told, making_progress=False))
     assert presence.alive(TRAINER, 10.0) == frozenset()
-
-
-def test_a_presumed_site_that_is_idle_or_unknown_is_heard_only_when_it_enrolls(ledger: Ledger, clock: Clock) -> None:
-    ledger.enroll("ann", ["trainer"])
-    presence = SitePresence(ledger, clock)
-    presence.presume()
-    clock.now = 20.0
-    for site in ("ann", "eve"):
-        with pytest.raises(NotEnrolledError):
-            presence.seen(site, "one")
-    assert presence.alive(TRAINER, 10.0) == frozenset()
-    assert (presence.look("ann"), presence.look("eve")) == (None, None)
 
 
 def test_an_excluded_site_is_refused_in_every_call_and_counts_nowhere(presence: SitePresence, ledger: Ledger) -> None:
@@ -253,7 +247,9 @@ def test_what_is_known_of_a_silent_site_is_said_in_words(presence: SitePresence,
     assert again.last_seen("bob") == "not heard of since the server started"
 
 
-def test_a_site_that_is_held_is_known_and_counts_for_no_round(presence: SitePresence, ledger: Ledger) -> None:
+def test_a_site_that_is_held_is_known_and_counts_for_no_round_until_it_enrolls_without_a_reason(
+    presence: SitePresence, ledger: Ledger
+) -> None:
     presence.enroll("bob", {TRAINER, EVALUATOR}, "x", PauseReason.APPROVAL)
     presence.enroll("cyd", {TRAINER}, "x", PauseReason.SCHEDULE)
     assert presence.look("bob") == (0.0, "awaiting approval")
@@ -266,9 +262,6 @@ def test_a_site_that_is_held_is_known_and_counts_for_no_round(presence: SitePres
         PauseReason.APPROVAL,
         PauseReason.NONE,
     )
-
-
-def test_a_site_is_held_until_it_enrolls_without_a_reason(presence: SitePresence) -> None:
     presence.enroll("ann", {TRAINER}, "one", PauseReason.SCHEDULE)
     presence.seen("ann", "one", Progress("n", Activity.TRAINING))  # speaking is not enough
     assert presence.enrolled(TRAINER) == frozenset()

@@ -14,7 +14,7 @@ import structlog
 from google_crc32c import value as crc32c
 from tests.support.fsyncs import watch_fsyncs
 
-from protofed.common.codec import digest
+from protofed.common.codec import Buffer, digest
 from protofed.common.errors import CodecError, DiskFailureError, IncompleteUploadError, OutOfSpaceError, StateError
 from protofed.common.protocol.messages import CHUNK_BYTES
 from protofed.server.storage.blobs import Blobs, FolderBlobs, MemoryBlobs, Upload
@@ -267,7 +267,8 @@ def test_a_blob_that_cannot_be_mapped_now_is_not_taken_for_a_damaged_one(
 
     send(folder, ANN)
     folder.put(DATA)
-    for look in (lambda: sealed(folder, ANN), lambda: folder.view(ADDRESS)):
+    looks: list[Callable[[], Buffer]] = [lambda: sealed(folder, ANN), lambda: folder.view(ADDRESS)]
+    for look in looks:
         with monkeypatch.context() as limits:
             limits.setattr(mmap, "mmap", fails)
             with pytest.raises(OutOfSpaceError, match="Cannot allocate memory"):

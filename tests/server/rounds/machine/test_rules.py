@@ -163,13 +163,19 @@ def test_a_group_stays_as_it_was_formed_whoever_comes(comers: list[Sites], fewes
         known = later
 
 
-def test_groups_of_fewer_sites_than_a_run_asks_for_are_not_aggregated_and_their_sites_are_no_newcomers() -> None:
+def test_groups_of_fewer_sites_than_a_run_asks_for_are_not_aggregated_and_who_is_left_out_is_told_why() -> None:
     known, four = (("a", "b", "c"),), Grouping("run", 0, 4)
     assert four.of(known, TEN) == four.formed(TEN - set("abc"))
     assert members(four.of(known, frozenset("abcdef"))) == frozenset()
     assert left_out(known, set("ab"), 4) == dict.fromkeys(
         "ab", "its group is of 3 sites, and the run's are of 4 or more"
     )
+    assert left_out((("a", "b", "c"),), set("abx"), 3) == {
+        "a": "waits for c: its group is summed together, or not at all",
+        "b": "waits for c: its group is summed together, or not at all",
+        "x": "waits for 2 more new sites: its sums are over groups of 3",
+    }
+    assert left_out((), set("xy"), 3)["x"] == "waits for 1 more new site: its sums are over groups of 3"
 
 
 def test_a_run_of_any_sites_sums_groups_whole_and_the_others_alone() -> None:
@@ -177,15 +183,6 @@ def test_a_run_of_any_sites_sums_groups_whole_and_the_others_alone() -> None:
     assert any_.of(known, frozenset("abde")) == (("d",), ("e",))
     assert any_.of(known, frozenset("abcd")) == any_.started(known, "abcd") == (("a", "b", "c"), ("d",))
     assert left_out(known, set("abd"), 1).keys() == set("ab")
-
-
-def test_who_is_left_out_is_told_what_it_waits_for() -> None:
-    assert left_out((("a", "b", "c"),), set("abx"), 3) == {
-        "a": "waits for c: its group is summed together, or not at all",
-        "b": "waits for c: its group is summed together, or not at all",
-        "x": "waits for 2 more new sites: its sums are over groups of 3",
-    }
-    assert left_out((), set("xy"), 3)["x"] == "waits for 1 more new site: its sums are over groups of 3"
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 5, 7, 10])

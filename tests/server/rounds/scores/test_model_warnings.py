@@ -124,19 +124,13 @@ def test_chance_is_one_over_the_classes_and_a_margin(classes: int, at_chance: fl
     assert (judged(at_chance), judged(better)) == ([WarningCode.CHANCE], [])
 
 
-def test_chance_counts_the_classes_that_the_test_set_has() -> None:
+def test_chance_counts_the_classes_that_the_test_set_has_and_other_numbers_stand_beside_it() -> None:
     values = {"global.balanced_accuracy": 0.48, "global.recall.0": 0.6, "global.recall.3": 0.36}
     (warning,) = model_warnings(history(values))
     assert (warning.code, warning.numbers["chance"]) == (WarningCode.CHANCE, 0.5)
-
-
-def test_what_the_most_common_class_gives_stands_beside_the_accuracy() -> None:
     for recalls in [(0.0, 1.0, 0.0, 0.0), (0.5, 0.5, 0.0, 0.0)]:
         (warning,) = model_warnings(history(scores(*recalls, accuracy=0.663, majority=0.661)))
         assert (warning.numbers["accuracy"], warning.numbers["majority"]) == (0.663, 0.661)
-
-
-def test_the_area_under_the_roc_curve_is_told_beside_chance() -> None:
     (warning,) = model_warnings(history(scores(0.5, 0.5, 0.0, 0.0, auroc=0.76)))
     assert (warning.code, warning.numbers["auroc"]) == (WarningCode.CHANCE, 0.76)
     assert "0.76" in warning.text
@@ -159,13 +153,10 @@ def test_the_first_round_that_is_judged(rounds: int, auroc: float, from_round: i
     assert [going.is_young(number, auroc) for number in (from_round - 1, from_round)] == [True, False]
 
 
-def test_a_model_that_fell_to_chance_diverges() -> None:
+def test_a_model_that_fell_to_chance_diverges_and_one_may_be_worse_than_at_first() -> None:
     found = model_warnings(history(*climbing(0.3, 0.6, 0.55), ONE_CLASS))
     assert codes(found) == [WarningCode.ONE_CLASS, WarningCode.DIVERGING]
     assert (found[1].numbers["best"], found[1].numbers["best_round"]) == pytest.approx((0.6, 2))
-
-
-def test_worse_than_the_first_scored_round() -> None:
     (warning,) = model_warnings(history(*climbing(0.7, 0.8, 0.64, 0.6, 0.62)))
     assert (warning.code, warning.round) == (WarningCode.WORSE, 5)
     assert (warning.numbers["first"], warning.numbers["first_round"]) == pytest.approx((0.7, 1))

@@ -111,7 +111,7 @@ def warned(scored: Sequence[RoundScores], *, ended: bool) -> Any:
     return model_warnings(history)
 
 
-@settings(deadline=None)  # the ledger is SQL
+@settings(max_examples=50, deadline=None)  # the ledger is SQL
 @given(st.lists(st.one_of(rounds, rounds, rounds, st.integers(0, 9)), max_size=24))
 def test_what_is_kept_gives_the_warnings_and_the_order_of_all_rounds(deeds: list[dict[str, Scores] | int]) -> None:
     run = Scored()
