@@ -13,7 +13,7 @@ from tests.support.pki import Authority
 
 from protofed.common.errors import ConfigError, ConflictError, ExcludedError, NotEnrolledError
 from protofed.common.pki.certificate import Party
-from protofed.common.protocol.messages import Activity, Assignment, Progress, Signal, Verdict
+from protofed.common.protocol.messages import Activity, Assignment, PauseReason, Progress, Signal, Verdict
 from protofed.server.rounds.machine import phases
 
 Register: TypeAlias = Callable[..., None]
@@ -223,6 +223,19 @@ def test_sites_work_are_idle_silent_or_away(busy: OperatorLab) -> None:
     }
     assert busy.site("cyd").progress_age_s is None
     assert list(busy.site("eva").roles) == ["evaluator"]
+
+
+def test_a_dead_site_is_silent_also_while_no_run_goes_on(desk: OperatorLab) -> None:
+    desk.enroll("ann")
+    desk.enroll("bob")
+    desk.presence.hold("bob", PauseReason.APPROVAL)
+    desk.later(80.0)
+    assert [desk.site(name).status for name in ("ann", "bob")] == ["idle", "held"]
+    desk.later(7.0)
+    for name in ("ann", "bob"):
+        assert (desk.site(name).status, desk.site(name).activity_text) == ("silent", "no sign for 87 s")
+    desk.enroll("ann")
+    assert desk.site("ann").status == "idle"
 
 
 def test_a_site_is_excluded_in_the_middle_of_a_round_and_nobody_waits_for_it(busy: OperatorLab) -> None:

@@ -211,6 +211,18 @@ def test_a_restart_and_a_roll_back_while_a_step_waits_decide_again_from_the_ledg
     assert lab.value == 4.0
 
 
+def test_an_order_to_stop_is_refused_and_the_run_goes_on(make: MakeLab, room: Room) -> None:
+    lab = make(ledger=tight_ledger(room, "database")).begin()
+    room.records = 0
+    with pytest.raises(OutOfSpaceError):
+        lab.run.stop("enough")
+    room.records = PLENTY
+    lab.later(0.0)
+    go_on(lab)
+    assert isinstance(lab.phase, phases.FinishedPhase)
+    assert (lab.phase.outcome, lab.value) == (RoundOutcome.COMPLETED, 4.0)
+
+
 def test_an_order_to_stop_is_refused_while_a_step_waits(lab: Lab, room: Room) -> None:
     room.records = 0
     lab.later(101.0)

@@ -500,6 +500,8 @@ def test_an_update_from_another_base_is_refused_before_it_is_sent(lab: Lab) -> N
         receipt = lab.push("ann", lab.model(1.0), replace(task, base_digest=base))
         assert receipt.verdict is Verdict.REFUSED
         assert "another model" in receipt.reason
+    with pytest.raises(ProtocolError, match="belongs to round 1, not to round 2"):
+        lab.push("ann", lab.model(1.0), replace(task, round=2))
     assert lab.asked("ann") is TaskKind.FIT
 
 
