@@ -214,6 +214,12 @@ def test_bodies_tell_nothing_by_class_and_all_parts_that_do_are_tested_here() ->
     assert {part for method in METHODS for part in update(method, 1, range(CLASSES))} >= BY_CLASS
 
 
+def test_first_models_count_where_a_quorum_has_made_the_same() -> None:
+    one, other = codec.digest(b"one"), codec.digest(b"other")
+    assert publisher.disagreeing({"ann": one, "bob": one, "cyd": other}, 2).keys() == {"cyd"}
+    assert publisher.disagreeing({"ann": one}, 2).keys() == {"ann"}
+
+
 # A run's own rule
 
 
