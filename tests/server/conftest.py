@@ -200,11 +200,20 @@ class Lab:
 
     def begin(self) -> Lab:
         """All sites are there and two of them have made the same first model, of zeros: round 1 is open."""
-        self.enroll(EVALUATOR, role=Role.EVALUATOR)
-        self.enroll(*TRAINERS)
-        self.later(0)
+        self.gather(EVALUATOR)
         self.first_models()
         return self
+
+    def gather(self, *evaluators: SiteId) -> None:
+        """These and all trainers are there, and the run notices."""
+        self.enroll(*evaluators, role=Role.EVALUATOR)
+        self.enroll(*TRAINERS)
+        self.later(0)
+
+    def train(self, value: float) -> None:
+        """Every trainer answers with a model of that value."""
+        for site in TRAINERS:
+            self.push(site, model(value))
 
     def first_models(self) -> None:
         """Every site that is asked for a first model makes one of zeros."""

@@ -94,7 +94,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         {
             "recipe.federation": {"secure": True},
             "rounds": [attempt(0), aggregated(1), aggregated(2)],
-            "rounds.2.tasks.0": task("ann", "mask", loss=None, subject="scores"),
+            "rounds.2.tasks.0": task("ann", "mask", loss=None, sum_of="scores"),
         },
         ["the server saw the sum over 3 sites", "The server accepted 6 masked updates (6.00 MB)"],
         ["4 sites,"],

@@ -59,12 +59,6 @@ def enroll(site: str, *roles: pb.Role.ValueType) -> pb.EnrollRequest:
     return pb.EnrollRequest(caller=pb.Caller(site=site, instance="a"), roles=roles)
 
 
-def test_a_peer_is_whom_its_certificate_names(access: AccessRules, issue: Issue) -> None:
-    pem = issue("ann")
-    assert access.peer(seen(pem)) == Peer(fingerprint(pem), "site", "ann")
-    assert str(access.peer(seen(pem))) == "site 'ann'"
-
-
 def test_a_certificate_that_names_nobody_still_has_a_fingerprint_and_may_do_nothing(
     access: AccessRules, tmp_path: Path
 ) -> None:
@@ -84,11 +78,16 @@ def test_without_a_certificate_nothing_but_health_is_allowed(
     access.check(NOBODY, "Health", None)
     with pytest.raises(DeniedError):
         access.check(NOBODY, "Federation", enroll(""))
+    with pytest.raises(KeyError):  # a service that nobody was given is nobody's
+        access.check(NOBODY, "Reflection", object())
 
 
-def test_a_sites_call_needs_its_own_certificate(access: AccessRules, certificates: Certificates, issue: Issue) -> None:
+def test_a_sites_call_needs_its_own_certificate_and_an_operators_is_for_orders_only(
+    access: AccessRules, certificates: Certificates, issue: Issue
+) -> None:
     pem = issue("ann")
     peer = access.peer(seen(pem))
+    assert (peer, str(peer)) == (Peer(fingerprint(pem), "site", "ann"), "site 'ann'")
     with pytest.raises(DeniedError, match=rf"{peer.fingerprint[:16]}.*'ann' is not registered"):
         access.check(peer, "Federation", enroll("ann"))
     certificates.register(pem)
@@ -100,11 +99,6 @@ def test_a_sites_call_needs_its_own_certificate(access: AccessRules, certificate
     with pytest.raises(DeniedError, match="this call is for an operator"):
         access.check(peer, "Operator", object())
     access.check(peer, "Health", None)
-
-
-def test_an_operators_certificate_is_for_orders_only(
-    access: AccessRules, certificates: Certificates, issue: Issue
-) -> None:
     pem = issue("boss", Party.OPERATOR)
     certificates.register(pem, roles=["operator"])
     peer = access.peer(seen(pem))
@@ -126,10 +120,6 @@ def test_a_claim_is_no_role(access: AccessRules, certificates: Certificates, iss
     certificates.register(pem, roles=["evaluator"])
     with pytest.raises(DeniedError, match="as evaluator, not as trainer"):
         access.check(peer, "Federation", enroll("ann", *both))
-
-
-def test_in_plain_text_a_claim_stands() -> None:
-    AccessRules(None).check(PLAINTEXT, "Federation", enroll("ann", pb.ROLE_TRAINER, pb.ROLE_EVALUATOR))
 
 
 def test_a_revoked_certificate_is_told_when_and_why(
@@ -158,15 +148,10 @@ def test_a_live_connection_ends_with_its_certificate(
         access.check(peer, "Federation", enroll("ann"))
 
 
-def test_a_service_that_nobody_was_given_is_nobodys(access: AccessRules) -> None:
-    with pytest.raises(KeyError):
-        access.check(NOBODY, "Reflection", object())
-
-
 def test_in_plain_text_everybody_is_believed() -> None:
     access = AccessRules(None)
     assert access.peer({}) is PLAINTEXT
-    access.check(PLAINTEXT, "Federation", enroll("ann"))
+    access.check(PLAINTEXT, "Federation", enroll("ann", pb.ROLE_TRAINER, pb.ROLE_EVALUATOR))
     access.check(PLAINTEXT, "Operator", object())
 
 

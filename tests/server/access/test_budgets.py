@@ -13,11 +13,6 @@ CALLS, BYTES = Budget("calls", 10, 0, HOUR_S), Budget("bytes", 100, 2, DAY_S)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def held(clock: Clock) -> Budgets:
     return Budgets(clock)
 
@@ -32,13 +27,18 @@ def spent(held: Budgets, site: str, budget: Budget, amount: float = 1.0, **optio
     raise AssertionError("without end")
 
 
-def test_a_budget_is_there_at_once_and_comes_back_within_its_period(held: Budgets, clock: Clock) -> None:
+def test_a_budget_is_there_at_once_comes_back_within_its_period_and_goes_by_the_size(
+    held: Budgets, clock: Clock
+) -> None:
     assert spent(held, "ann", CALLS) == 10
     assert spent(held, "bob", CALLS) == 10
     clock.now += HOUR_S / 10
     assert spent(held, "ann", CALLS) == 1
     clock.now += 1e9
     assert spent(held, "ann", CALLS) == 10
+    assert spent(held, "cyd", BYTES, 50, key="one", size=50) == 4
+    assert spent(held, "cyd", BYTES, 50, key="two", size=500) == 22  # the next task
+    assert spent(held, "cyd", CALLS) == 10  # another budget
 
 
 def test_a_refusal_says_when_and_takes_nothing(held: Budgets, clock: Clock) -> None:
@@ -54,12 +54,6 @@ def test_a_refusal_says_when_and_takes_nothing(held: Budgets, clock: Clock) -> N
             held.spend("ann", CALLS)
     clock.now += 1.001
     held.spend("ann", CALLS)
-
-
-def test_bytes_go_by_the_size_of_what_they_are_for(held: Budgets) -> None:
-    assert spent(held, "ann", BYTES, 50, key="one", size=50) == 4
-    assert spent(held, "ann", BYTES, 50, key="two", size=500) == 22  # the next task
-    assert spent(held, "ann", CALLS) == 10  # another budget
 
 
 def test_what_is_remembered_is_bounded_and_forgets_no_site_in_use(
@@ -89,10 +83,9 @@ def test_an_honest_daemon_on_a_bad_line_has_room(budget: Budget, size: int) -> N
     assert budget.capacity(size) >= 16 * (2 << 20)  # a chunk, however small the model
 
 
-def test_an_honest_daemon_never_enrolls_or_begins_too_often() -> None:
-    assert (
-        rate_limits.ENROLLMENTS.capacity(0) / rate_limits.ENROLLMENTS.period_s > 1 / 5.0
-    )  # `PAUSED_RETRY_S` of the client
-    assert (
-        rate_limits.BEGINNINGS.capacity(0) / rate_limits.BEGINNINGS.period_s > 1 / 30.0
-    )  # `MEMORY_RETRY_S` of the service
+@pytest.mark.parametrize(
+    ("budget", "every_s"),
+    [(rate_limits.ENROLLMENTS, 5.0), (rate_limits.BEGINNINGS, 30.0)],  # PAUSED_RETRY_S of clients, MEMORY_RETRY_S
+)
+def test_an_honest_daemon_never_enrolls_or_begins_too_often(budget: Budget, every_s: float) -> None:
+    assert budget.capacity(0) / budget.period_s > 1 / every_s

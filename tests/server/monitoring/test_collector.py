@@ -8,13 +8,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import structlog
-from sqlalchemy import create_engine
 from structlog.testing import capture_logs
 from tests.server.conftest import EVALUATOR, TRAINERS, daemon, model, recipe
 from tests.support.operator_lab import OperatorLab
@@ -119,15 +119,6 @@ def age(read: Scraped, site: str) -> float:
 # Runs and rounds
 
 
-def test_runs_by_their_status(read: Scraped) -> None:
-    read.lab.start("two")
-    read.lab.start("three")
-    read.lab.operation.pause("two", paused=True)
-    read.lab.operation.abort("three", "enough")
-    statuses = ("queued", "running", "paused", "completed", "failed", "aborted")
-    assert [read("runs", state=one) for one in statuses] == [0, 1, 1, 0, 0, 1]
-
-
 def test_the_round_that_is_open(read: Scraped) -> None:
     lab = read.lab
     lab.push("ann", model(1.0))
@@ -136,6 +127,8 @@ def test_the_round_that_is_open(read: Scraped) -> None:
     assert states_of(read, "round_sites") == {"invited": 1, "started": 1, "reported": 1}
     assert (read("round_quorum", run="one"), read("round_deadline_seconds", run="one")) == (2, 100)
     assert read("round_opened_timestamp_seconds", run="one") == lab.ledger.rounds("one")[-1].opened_at
+    assert read("checkpoint_timestamp_seconds") == lab.ledger.rounds("one")[0].closed_at is not None
+    assert [read(f"prototype_{name}") for name in ("min_distance", "shift", "classes_covered")] == [None] * 3
 
 
 def test_a_restart_begins_the_deadline_of_the_open_round_again(read: Scraped) -> None:
@@ -157,16 +150,13 @@ def test_a_restart_begins_the_deadline_of_the_open_round_again(read: Scraped) ->
     assert read("round_opened_timestamp_seconds", run="one") == read.lab.ledger.rounds("one")[-1].opened_at > began
 
 
-def test_sites_that_are_late_or_failed(read: Scraped) -> None:
-    lab = read.lab
-    lab.run.dismiss("cyd", "excluded")
-    for site in ("ann", "bob"):
-        lab.push(site, model(1.0))
-    assert states_of(read, "round_sites") == {"reported": 2, "failed": 1}
-
-
 def test_the_states_of_a_rounds_sites_sum_to_those_invited(read: Scraped) -> None:
     lab = read.lab
+    lab.run.dismiss("bob", "excluded")
+    lab.push("ann", model(1.0))
+    assert states_of(read, "round_sites") == {"invited": 1, "reported": 1, "failed": 1}
+    lab.run.roll_back(0)
+    lab.later(0.0)
     for site in ("ann", "bob"):
         lab.push(site, model(1.0))
     lab.later(101.0)  # cyd does not answer
@@ -180,15 +170,16 @@ def test_a_run_that_has_ended_is_told_until_another_one_begins(read: Scraped) ->
     assert read.lab.runs.current is None
     assert (read.phase(), read("round", run="one"), read("rounds_planned", run="one")) == (["finished"], 2, 2)
     assert read("round_opened_timestamp_seconds", run="one") is None
-    assert read("runs", state="completed") == 1
-    read.lab.start("two")
+    for run in ("two", "three", "four"):
+        read.lab.start(run)
+    read.lab.operation.pause("three", paused=True)
+    read.lab.operation.abort("four", "enough")
+    statuses = ("queued", "running", "paused", "completed", "failed", "aborted")
+    assert [read("runs", state=one) for one in statuses] == [0, 1, 1, 1, 0, 1]
     assert (read("round", run="one"), read("round", run="two"), read.phase("two")) == (None, 0, ["idle"])
     assert read("checkpoint_timestamp_seconds") is None  # it has no state yet
-
-
-def test_a_run_that_was_stopped_has_no_open_round(read: Scraped) -> None:
-    read.lab.operation.abort("one", "enough")
-    assert (read("round_opened_timestamp_seconds", run="one"), read.phase()) == (None, ["finished"])
+    read.lab.operation.abort("two", "enough")
+    assert read("round_opened_timestamp_seconds", run="two") is None
 
 
 def test_nothing_of_a_run_before_there_is_one(tmp_path: Path) -> None:
@@ -208,11 +199,6 @@ def test_nothing_of_a_run_before_there_is_one(tmp_path: Path) -> None:
 # State, prototypes, scores
 
 
-def test_when_the_newest_state_was_published(read: Scraped) -> None:
-    closed = read.lab.ledger.rounds("one")[0].closed_at
-    assert read("checkpoint_timestamp_seconds") == closed is not None
-
-
 def test_prototypes_of_the_newest_state_survive_a_restart(open_office: Callable[..., Scraped]) -> None:
     read = open_office(method={"name": "fednh"})
     read.first_model()
@@ -222,10 +208,6 @@ def test_prototypes_of_the_newest_state_survive_a_restart(open_office: Callable[
     assert (read("prototype_shift"), read("prototype_classes_covered")) == (None, 0)
     read.restart()
     assert read("prototype_min_distance") == pytest.approx(1.5)  # three classes in a plane, 120 degrees apart
-
-
-def test_a_method_without_prototypes_tells_none(read: Scraped) -> None:
-    assert [read(f"prototype_{name}") for name in ("min_distance", "shift", "classes_covered")] == [None] * 3
 
 
 def test_what_speaks_against_a_model_is_counted_and_every_code_has_a_series(
@@ -333,12 +315,11 @@ def test_sites_and_what_they_do(read: Scraped) -> None:
     lab.runs.heartbeat("one", "ann", daemon("ann"), progress)
     assert states_of(read, "sites") == {"working": 1, "idle": 3}
     assert (read("site_epoch", site="ann"), read("site_progress_ratio", site="ann")) == (2, 0.25)
-    assert (read("site_phase", site="ann", phase="training"), read("site_phase", site="ann", phase="idle")) == (
-        1,
-        0,
-    )
+    assert [read("site_phase", site="ann", phase=phase) for phase in ("training", "idle")] == [1, 0]
     assert read("site_phase", site="bob", phase="idle") == 1
     assert len(read.series("site_phase")) == 4 * len(Activity)
+    lab.runs.heartbeat("one", "bob", daemon("bob"), replace(progress, activity=Activity.UPLOADING, epoch=4))
+    assert read("site_progress_ratio", site="bob") == 1.0  # an upload comes after the training
     lab.clock.now += 60.0
     assert age(read, "ann") == pytest.approx(60, abs=2.0)
     assert states_of(read, "sites") == {"silent": 4}
@@ -369,13 +350,7 @@ def test_every_known_site_is_in_one_state_that_of_sites_list(read: Scraped) -> N
     listed = Counter(report.status for report in lab.operation.sites())
     assert states_of(read, "sites") == listed == {"excluded": 2, "away": 1, "held": 1, "working": 1, "idle": 2}
     assert {labels["state"] for labels, _ in read.series("sites")} == set(SITE_STATES)
-
-
-def test_an_upload_comes_after_the_training(read: Scraped) -> None:
-    lab = read.lab
-    progress = Progress(lab.task("ann").task_id, Activity.UPLOADING, epoch=3, epochs=3)
-    lab.runs.heartbeat("one", "ann", daemon("ann"), progress)
-    assert read("site_progress_ratio", site="ann") == 1.0
+    assert (read("site_registered", site="eli"), read("site_last_progress_timestamp_seconds", site="eli")) == (0, None)
 
 
 def test_after_a_restart_known_sites_are_waited_for_and_not_registered(read: Scraped) -> None:
@@ -389,12 +364,7 @@ def test_after_a_restart_known_sites_are_waited_for_and_not_registered(read: Scr
     assert read("site_registered", site="bob") == 1
 
 
-def test_an_excluded_site_is_not_there(read: Scraped) -> None:
-    read.lab.operation.exclude("ann", "broken scanner")
-    assert (read("site_registered", site="ann"), read("site_last_progress_timestamp_seconds", site="ann")) == (0, None)
-
-
-def test_telemetry_is_told_as_far_as_it_came(read: Scraped) -> None:
+def test_the_disk_the_loop_and_telemetry_are_told_as_far_as_they_came(read: Scraped) -> None:
     lab = read.lab
     numbers = {"gpu_memory_bytes": 5e9, "policy_refusals": 3.0}
     progress = Progress(lab.task("ann").task_id, Activity.TRAINING, telemetry=numbers)
@@ -403,6 +373,11 @@ def test_telemetry_is_told_as_far_as_it_came(read: Scraped) -> None:
     assert read("site_policy_refusals_total", site="ann") == 3
     assert read("site_step_seconds", site="ann") is None
     assert read("site_gpu_memory_bytes", site="bob") is None
+    free = read("state_disk_free_bytes")
+    assert free is not None
+    assert free > 0
+    read.lag = 0.25
+    assert read("event_loop_lag_seconds") == 0.25
 
 
 # Certificates, disk, loop
@@ -425,14 +400,6 @@ def test_the_last_certificate_of_each_name_counts_and_revoked_ones_do_not(read: 
     assert found == {("site", "ann"): now + 5000.0, ("site", "bob"): now - 50.0, ("operator", "boss"): now + 700.0}
 
 
-def test_the_disk_and_the_loop(read: Scraped) -> None:
-    free = read("state_disk_free_bytes")
-    assert free is not None
-    assert free > 0
-    read.lag = 0.25
-    assert read("event_loop_lag_seconds") == 0.25
-
-
 def test_blobs_on_a_disk_of_their_own_count_where_it_has_less_room(
     read: Scraped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -448,6 +415,12 @@ def test_blobs_on_a_disk_of_their_own_count_where_it_has_less_room(
     assert read("state_disk_free_bytes") == 5
     rooms[elsewhere] = 9
     assert read("state_disk_free_bytes") == 7
+
+    def gone(_path: Path) -> None:
+        raise FileNotFoundError("no such folder")
+
+    monkeypatch.setattr("protofed.server.monitoring.collector.shutil.disk_usage", gone)
+    assert (read("state_disk_free_bytes"), read("runs", state="running")) == (None, 1)  # only its own metric
 
 
 # What cannot be read
@@ -477,27 +450,6 @@ def test_a_ledger_that_cannot_be_read_is_left_out_and_logged_once(
         ("ledger", "the database is locked"),
         ("known_sites", "the database is locked"),
     ] * 2
-
-
-def test_a_writer_in_the_middle_of_a_transaction_holds_up_no_scrape(read: Scraped) -> None:
-    writer = create_engine(read.url)
-    with writer.connect() as connection:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-        connection.exec_driver_sql("UPDATE runs SET reason = 'being written'")
-        began = time.monotonic()
-        assert read("runs", state="running") == 1
-        assert time.monotonic() - began < 2.0
-        connection.rollback()
-    writer.dispose()
-
-
-def test_a_state_folder_that_is_gone_costs_only_its_own_metric(read: Scraped, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(_path: Path) -> None:
-        raise FileNotFoundError("no such folder")
-
-    monkeypatch.setattr("protofed.server.monitoring.collector.shutil.disk_usage", gone)
-    assert read("state_disk_free_bytes") is None
-    assert read("runs", state="running") == 1
 
 
 def test_scrapes_beside_the_coordinator_never_fail(read: Scraped) -> None:

@@ -13,15 +13,14 @@ import numpy as np
 import pytest
 from prometheus_client import ProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
-from tests.server.conftest import Clock
 from tests.support.pki import Authority
-from tests.support.raw_client import MODEL, RawClient
+from tests.support.raw_client import RawClient
 
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import Monitoring
 from protofed.common.monitoring import Monitor
-from protofed.common.payload import Part, Payload
+from protofed.common.payload import Part
 from protofed.common.pki.identity import Party
 from protofed.common.protocol.messages import CHUNK_BYTES, Finished, Telemetry, Verdict
 from protofed.deploy.simulation.simulation import agents_of
@@ -164,65 +163,6 @@ def test_what_is_exposed_is_what_is_promised(
     assert seen.value("score", scope="personal", metric="accuracy", stat="worst") == worst
     for phase in ("collecting", "aggregating", "evaluating"):
         assert seen.value("round_seconds_count", phase=phase) == 4 - (phase == "evaluating")
-
-
-NOT_FINITE: Payload = {**MODEL, Part.BODY: {"w": np.full((2, 3), np.nan, dtype=np.float32)}}
-OTHER: Payload = {**MODEL, Part.HEAD: {"weight": np.ones((3, 10), dtype=np.float32)}}
-
-
-def test_refused_updates_abandoned_and_degraded_rounds_and_a_restart(
-    recipe_of: Callable[..., Recipe], live_server: Callable[..., Any], metered: Callable[[Any], Metered], tmp_path: Any
-) -> None:
-    federation = {"min_sites": 2, "quorum": 1, "deadline_s": 2.0, "grace": 0.5, "score_every": 0}
-    recipe, clock = recipe_of("fedavg", rounds=9, federation=federation), Clock()
-    server = live_server(recipe, tmp_path / "state", clock=clock)
-    seen, sites = metered(server), [RawClient(server.address, recipe.name, name).enroll() for name in ("ann", "bob")]
-    ann, bob = sites
-    for site in sites:
-        site.push(site.task())  # the first model
-    seen.wait_for("round", 1)
-    clock.now += 2.1
-    seen.wait_for("rounds_total", 1, outcome="abandoned")
-    clock.now += 1.1  # the pause before the next attempt is over
-    fits = [site.task() for site in sites]
-    ann.push(fits[0], NOT_FINITE)
-    ann.push(fits[0], OTHER)
-    for site, task in zip(sites, fits, strict=True):
-        assert site.push(task).verdict == pb.VERDICT_ACCEPTED
-    ann.push(fits[0])
-    seen.wait_for("rounds_total", 2, outcome="committed")
-    late = bob.task()
-    ann.push(ann.task())
-    clock.now += 2.1
-    seen.wait_for("rounds_total", 1, outcome="degraded")
-    assert bob.push(late).verdict == pb.VERDICT_LATE
-
-    assert seen.value("updates_total", verdict="duplicate", reason="") == 1
-    assert verdicts(seen) == in_ledger(seen, recipe.name)
-    assert verdicts(seen)["refused", "not-finite"] == verdicts(seen)["refused", "tensors"] == 1
-    history = seen.records.rounds(recipe.name)
-    ended = Counter(
-        "abandoned" if r.abandoned else "committed" if r.complete else "degraded" for r in history if r.closed_at
-    )
-    assert {one: seen.value("rounds_total", outcome=one) for one in ended} == ended
-    assert seen.value("recoveries_total") == 0
-    shown = ("round", "rounds_planned", "round_quorum")
-    before = [seen.value(name, run=recipe.name) for name in shown]
-    for site in sites:
-        site.channel.close()
-    server.stop()
-
-    again = metered(live_server(recipe, tmp_path / "state", clock=clock))
-    assert again.value("recoveries_total") == 1
-    assert [again.value(name, run=recipe.name) for name in shown] == before
-    assert again.value("round_phase", run=recipe.name, phase="collecting") == 1
-    assert 0 <= time.time() - again.value("round_opened_timestamp_seconds", run=recipe.name) < 600
-    newest = again.records.newest(recipe.name, published=True)
-    assert newest is not None
-    assert again.value("checkpoint_timestamp_seconds") == newest.closed_at
-    assert verdicts(again) == Counter()
-    assert again.total("rounds_total") == 0
-    assert again.value("site_registered", site="ann") == 0
 
 
 def test_bytes_that_move_both_ways_and_chunks_that_are_not_sent_again(

@@ -82,7 +82,8 @@ def test_a_signature_is_of_id_time_and_body_as_standard_webhooks_has_it(tmp_path
 def test_a_bearer_token_and_a_url_come_from_files(tmp_path: Path) -> None:
     with WebhookReceiver() as receiver:
         url, token = secret_file(tmp_path, receiver.url, "url"), secret_file(tmp_path, "t0ken")
-        lines = f'[[notify.webhooks]]\nname = "ops"\nurl_file = "{url}"\nbearer_token = "{token}"\n'
+        proxy = '[notify]\nproxy = "http://ann:pw@127.0.0.1:9"\n'  # a receiver on this machine is reached without
+        lines = f'{proxy}[[notify.webhooks]]\nname = "ops"\nurl_file = "{url}"\nbearer_token = "{token}"\n'
         channel(tmp_path, lines).send(NOTICE)
         post = receiver.post()
     assert post.headers["authorization"] == "Bearer t0ken"
@@ -109,19 +110,14 @@ def test_a_redirect_is_not_followed_with_the_token(tmp_path: Path) -> None:
         assert elsewhere.posts.empty()
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 429, 500, 503])
-def test_any_answer_but_a_2xx_is_a_failure_that_names_it(tmp_path: Path, status: int) -> None:
+def test_any_answer_but_a_2xx_and_none_are_failures_that_do_not_say_the_url(tmp_path: Path) -> None:
     with WebhookReceiver() as receiver:
-        receiver.status = status
-        with pytest.raises(NotSentError, match=str(status)):
-            webhook(tmp_path, receiver.url).send(NOTICE)
-
-
-def test_nobody_there_is_a_failure_that_does_not_say_the_url(tmp_path: Path) -> None:
-    receiver = WebhookReceiver()
-    made = webhook(tmp_path, receiver.url)
-    receiver.stop()
-    with pytest.raises(NotSentError) as failed:
+        made = webhook(tmp_path, receiver.url)
+        for status in (401, 404, 503):
+            receiver.status = status
+            with pytest.raises(NotSentError, match=str(status)):
+                made.send(NOTICE)
+    with pytest.raises(NotSentError) as failed:  # nobody is there
         made.send(NOTICE)
     assert "s3cret-hook" not in str(failed.value)
 
@@ -142,13 +138,6 @@ def test_the_proxy_of_the_settings_is_asked_and_the_environments_is_not(
     assert proxy.asked == [f"hook.test:{receiver.port}"]
     assert "proxy-authorization" not in post.headers
     proxy.die()
-
-
-def test_a_receiver_on_this_machine_is_reached_without_the_proxy(tmp_path: Path) -> None:
-    with WebhookReceiver() as receiver:
-        lines = '[notify]\nproxy = "http://ann:pw@127.0.0.1:9"\n'
-        channel(tmp_path, f'{lines}[[notify.webhooks]]\nname = "ops"\nurl = "{receiver.url}"\n').send(NOTICE)
-        receiver.post()
 
 
 # E-mail
@@ -183,15 +172,6 @@ def test_a_mail_server_without_starttls_or_of_another_ca_gets_nothing(tmp_path: 
         assert receiver.mails.empty()
 
 
-def test_a_wrong_password_is_a_failure_that_does_not_repeat_it(tmp_path: Path, identity: Path) -> None:
-    with MailReceiver(identity, user="hub", password=OTHER) as receiver:
-        lines = f'ca = "{identity / "ca.pem"}"', 'username = "hub"'
-        made = email(tmp_path, receiver.port, *lines, f'password = "{secret_file(tmp_path, PASSWORD)}"')
-        with pytest.raises(NotSentError, match="535") as failed:
-            made.send(NOTICE)
-    assert PASSWORD not in str(failed.value)
-
-
 def test_a_mail_server_that_repeats_the_password_is_quoted_without_it(tmp_path: Path, identity: Path) -> None:
     login = base64.b64encode(f"\0hub\0{PASSWORD}".encode()).decode()
     with MailReceiver(identity, user="hub", password=PASSWORD) as receiver:
@@ -201,16 +181,14 @@ def test_a_mail_server_that_repeats_the_password_is_quoted_without_it(tmp_path: 
         with pytest.raises(NotSentError) as failed:
             made.send(NOTICE)
     assert "554" in str(failed.value)
+    with MailReceiver(identity, user="hub", password=OTHER) as receiver:
+        made = email(tmp_path, receiver.port, *lines, f'password = "{secret_file(tmp_path, PASSWORD)}"')
+        with pytest.raises(NotSentError, match="535") as wrong:
+            made.send(NOTICE)
+    assert PASSWORD not in str(wrong.value)
     assert login not in str(failed.value)
     assert PASSWORD not in str(failed.value)
     assert str(failed.value).isprintable()
-
-
-def test_a_mail_server_that_parts_badly_has_taken_the_mail_all_the_same(tmp_path: Path) -> None:
-    with MailReceiver() as receiver:
-        receiver.farewell = "500 what?"
-        email(tmp_path, receiver.port, 'security = "none"').send(NOTICE)
-        receiver.mail()
 
 
 @pytest.mark.parametrize(("host", "private"), [("127.0.0.1", True), ("mail.example.org", False)])
@@ -225,7 +203,7 @@ def test_messages_that_others_can_read_on_the_way_are_warned_of(tmp_path: Path, 
 
 def test_a_refused_recipient_does_not_keep_the_others_from_it_and_all_of_them_do(tmp_path: Path) -> None:
     with MailReceiver() as receiver:
-        receiver.refused = frozenset({"ann@example.org"})
+        receiver.refused, receiver.farewell = frozenset({"ann@example.org"}), "500 what?"  # it has taken the mail
         made = email(tmp_path, receiver.port, 'security = "none"')
         assert "1 of 2" in made.send(NOTICE)
         assert receiver.mail().to == ["bob@example.org"]

@@ -5,27 +5,21 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import structlog
-from tests.server.conftest import recipe
-from tests.support.operator_lab import OperatorLab
 from tests.support.receivers import ARRIVES_S, RUN_FAILED, MailReceiver, WebhookReceiver, secret_file, settings_of
 
-from protofed.common.config.settings import Notify, NotifyEvent
+from protofed.common.config.settings import NotifyEvent
 from protofed.server.metrics import SendOutcome, ServerMetrics
 from protofed.server.notifications.channels import NotSentError, open_channels
 from protofed.server.notifications.notice import Notice
 from protofed.server.notifications.notifier import Notifier
 from protofed.server.notifications.outbox import JOURNAL_FILE, Outbox, Told
-from protofed.server.notifications.watch import News, Watch, WatchSources
+from protofed.server.notifications.watch import News
 from protofed.server.notifications.wording import Occurrence, notice
-from protofed.server.storage.blobs import MemoryBlobs
-from protofed.server.storage.ledger import Ledger
-from protofed.server.storage.reader import LedgerReader
 
 SOON_S = 0.01  # between two looks and two attempts
 
@@ -238,82 +232,3 @@ def test_a_receiver_that_was_down_gets_its_message_when_it_is_up(lab: Lab, tmp_p
     assert letter.message["Message-ID"] == f"<{post.json['id']}@example.org>"
     written = repr(lines) + (tmp_path / JOURNAL_FILE).read_text("utf-8")
     assert not [secret for secret in ("t0ken-of-ops", "s3cret-hook") if secret in written]
-
-
-def test_that_a_silence_is_over_arrives_once_and_is_news_to_a_server_that_was_restarted_too(tmp_path: Path) -> None:
-    ledger = Ledger(url := f"sqlite:///{tmp_path / 'ledger.sqlite'}")
-    lab, reader = OperatorLab(recipe(), MemoryBlobs(), ledger), LedgerReader(url)
-
-    @contextmanager
-    def process(hook: WebhookReceiver, mail: MailReceiver) -> Iterator[None]:
-        notify = settings_of(
-            tmp_path,
-            '[notify]\nevents = ["site-silent", "site-back"]\n'
-            f'[[notify.webhooks]]\nname = "ops"\nurl = "{hook.url}"\n'
-            f'[notify.smtp]\nhost = "127.0.0.1"\nport = {mail.port}\nsecurity = "none"\n'
-            'sender = "hub@example.org"\nto = ["ann@example.org"]\n',
-        ).notify
-        assert notify is not None
-        lab.restart()
-        outbox = Outbox(tmp_path / JOURNAL_FILE, notify.channels, notify.events)
-        certificates = lab.operation.certificates
-        sources = WatchSources(lab.runs, lab.presence, reader, certificates, None, outbox.since, lab.clock)
-        look, count = Watch(notify, sources).look, ServerMetrics().notification
-        notifier = Notifier("hub", look, outbox, open_channels(notify), count, every_s=SOON_S, retry_s=SOON_S)
-        notifier.start()
-        yield
-        notifier.stop()
-        outbox.close()
-
-    lab.start("one")
-    lab.enroll("ann", "bob", "cyd")
-    with WebhookReceiver() as hook, MailReceiver() as mail:
-        with process(hook, mail):
-            lab.later(3601.0, ("ann", "bob"))
-            begins, letter = hook.post(), mail.mail()
-            assert (begins.json["event"], begins.json["site"]) == ("site-silent", "cyd")
-            assert "cyd is silent" in letter.message["Subject"]
-        del lab.here["cyd"]
-        for expected in (["site-back"], []):  # of the first process after it, and of the second
-            with process(hook, mail):
-                lab.enroll("cyd")
-                found = [(hook.post(), mail.mail()) for _ in expected]
-            assert [post.json["event"] for post, _ in found] == expected
-            for post, letter in found:
-                assert (post.json["site"], post.json["severity"]) == ("cyd", "info")
-                assert letter.message["Message-ID"] == f"<{post.json['id']}@example.org>"
-                assert post.json["text"] in letter.message.get_content()
-        assert (hook.posts.empty(), mail.mails.empty()) == (True, True)
-    reader.close()
-    ledger.close()
-
-
-def test_rounds_go_on_to_the_end_of_a_run_while_a_channel_hangs(tmp_path: Path) -> None:
-    ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
-    lab = OperatorLab(recipe(), MemoryBlobs(), ledger)
-    reader, stuck = LedgerReader(f"sqlite:///{tmp_path / 'ledger.sqlite'}"), Stub("stuck")
-    stuck.free.clear()
-    outbox = Outbox(tmp_path / JOURNAL_FILE, ["stuck"], frozenset(NotifyEvent))
-    certificates = lab.operation.certificates
-    sources = WatchSources(lab.runs, lab.presence, reader, certificates, None, outbox.since, lab.clock)
-    notify = Notify.model_validate({"webhooks": [{"name": "stuck", "url": "https://hook.example/"}]})
-    count = ServerMetrics().notification
-    notifier = Notifier("hub", Watch(notify, sources).look, outbox, [stuck], count, every_s=SOON_S, retry_s=SOON_S)
-    notifier.start()
-    lab.start("one")
-    lab.operation.abort("one", "")
-    assert stuck.tried.get(timeout=ARRIVES_S).run == "one"
-    lab.start("two")
-    lab.enroll("ann", "bob", "cyd")
-    lab.runs.tick()
-    lab.first_models()
-    for _ in range(2):
-        lab.round(ann=1.0, bob=2.0, cyd=6.0)
-    assert lab.statuses() == {"one": "aborted", "two": "completed"}
-    assert stuck.taken.empty()  # it hangs still
-    stuck.free.set()
-    assert [stuck.taken.get(timeout=ARRIVES_S).run for _ in range(2)] == ["one", "two"]
-    notifier.stop()
-    outbox.close()
-    reader.close()
-    ledger.close()

@@ -231,25 +231,28 @@ def test_a_site_that_is_back_is_told_once_and_so_is_the_next_time(silent: Server
 
 def test_a_restart_brings_no_site_back_and_forgets_none_that_is_awaited(silent: Server) -> None:
     silent.restart("cyd", down_s=86_400)
-    assert silent.later(2 * SILENT_S, "ann", "bob") == []
+    assert silent.later(SILENT_S, "ann", "bob") == []
+    silent.lab.operation.pause("one", paused=True)
+    assert silent.later(SILENT_S, "ann", "bob") == []
     (found,) = silent.come("cyd")
     assert (found.event, found.facts["for_s"]) == ("site-back", 86_400 + 3 * SILENT_S + 60)
     silent.restart()
     assert silent.look() == []
 
 
-def test_a_site_that_is_excluded_while_it_is_silent_is_not_back_when_it_is_admitted(silent: Server) -> None:
-    silent.lab.operation.exclude("cyd", "patient 4711")
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_site_that_is_excluded_or_forgotten_while_it_is_silent_is_not_back_when_it_comes(
+    silent: Server, forgotten: bool
+) -> None:
+    if forgotten:
+        silent.lab.operation.forget("cyd")
+    else:
+        silent.lab.operation.exclude("cyd", "patient 4711")
     assert silent.look() == []
-    silent.lab.operation.admit("cyd")
+    if not forgotten:
+        silent.lab.operation.admit("cyd")
     assert silent.come("cyd") == []
     assert silent.later(60, *ALL) == []
-
-
-def test_a_site_that_is_forgotten_is_not_back_when_it_enrolls(silent: Server) -> None:
-    silent.lab.operation.forget("cyd")
-    assert silent.look() == []
-    assert silent.come("cyd") == []
 
 
 def test_a_site_that_comes_while_no_run_is_left_is_not_told_of(silent: Server) -> None:
@@ -268,12 +271,6 @@ def test_a_site_that_is_silent_from_one_run_to_the_next_is_told_of_there(silent:
     assert (found.event, found.run, found.facts["for_s"]) == ("site-back", "two", 2 * SILENT_S + 60)
 
 
-def test_a_site_that_a_paused_run_waits_for_is_back(silent: Server) -> None:
-    silent.lab.operation.pause("one", paused=True)
-    assert silent.later(SILENT_S, "ann", "bob") == []
-    assert about(silent.come("cyd")) == [("site-back", "cyd")]
-
-
 # Settings
 
 
@@ -285,20 +282,14 @@ def test_what_was_noticed_before_somebody_asked_how_it_ends_is_over_without_a_wo
     assert about(silent.come("cyd")) == [("site-back", "cyd")]
 
 
-def test_so_it_is_with_runs(begin: Begin) -> None:
-    server = begin("run-stalled")
-    server.lab.start("one")
-    assert events(server.later(STALLED_S + 60)) == ["run-stalled"]
-    server.restart(down_s=60, events=frozenset(map(NotifyEvent, RUNS)))
-    server.come(*ALL)
-    server.lab.first_models()
-    assert server.look() == []
-
-
-def test_how_it_ends_is_not_told_if_nobody_asked(begin: Begin) -> None:
+@pytest.mark.parametrize("asked_late", [False, True])
+def test_how_it_ends_is_not_told_if_nobody_asked_before_it_was_noticed(begin: Begin, asked_late: bool) -> None:
     server = begin("run-stalled", "site-silent")
     server.lab.start("one", federation={"max_attempts": 100_000})
     server.lab.enroll(*ALL)
-    found = server.later(SILENT_S + 60, "ann", "bob") + server.come("cyd") + server.later(600, *ALL)
+    found = server.later(SILENT_S + 60, "ann", "bob")
+    if asked_late:
+        server.restart(down_s=60, events=frozenset(map(NotifyEvent, (*RUNS, *SITES))))
+    found += server.come("cyd") + server.later(600, *ALL)
     server.lab.first_models()
     assert set(events(found + server.look())) == {"run-stalled", "site-silent"}

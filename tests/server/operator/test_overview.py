@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from protofed.common.protocol.messages import Activity, Role
+from protofed.common.protocol.messages import Activity
 from protofed.common.protocol.scores import Spread, spread, spreads
 from protofed.server.operator.run_record import Overview, overview
 from protofed.server.storage.ledger import Ledger
@@ -26,11 +26,8 @@ def seen(lab: Lab) -> Overview:
     return found
 
 
-def test_a_run_that_is_not_known_has_none() -> None:
-    assert overview(Ledger(), "test") is None
-
-
 def test_a_run_without_sites_waits(make: MakeLab) -> None:
+    assert overview(Ledger(), "test") is None
     found = seen(make())
     assert (found.phase, found.began, found.ended, found.failed) == ("not started", False, False, False)
     assert (found.round, found.invited, found.reported, found.received, found.sent) == (0, 0, 0, 0, 0)
@@ -39,9 +36,7 @@ def test_a_run_without_sites_waits(make: MakeLab) -> None:
 
 def test_a_run_is_followed_from_its_first_model_to_its_end(make: MakeLab) -> None:
     lab = make()
-    lab.enroll("eva", role=Role.EVALUATOR)
-    lab.enroll(*SITES)
-    lab.later(0)
+    lab.gather("eva")
     assert (seen(lab).phase, seen(lab).invited, seen(lab).sent) == ("making the model", 2, 0)
     lab.first_models()
     assert (seen(lab).phase, seen(lab).round, seen(lab).invited, seen(lab).reported) == ("collecting", 1, 3, 0)
@@ -68,8 +63,7 @@ def test_bytes_are_those_of_counted_updates_and_of_models_to_be_fetched(lab: Lab
 
 
 def test_after_its_scores_a_round_waits_for_the_next(lab: Lab) -> None:
-    for site in SITES:
-        lab.push(site, lab.model(1.0))
+    lab.train(1.0)
     for site in SITES:
         lab.score(site)
     lab.later(100.0)  # eva never scores, and nobody is alive for another round
@@ -82,13 +76,7 @@ def test_an_abandoned_attempt_says_why_and_the_next_one_counts_anew(lab: Lab) ->
     assert seen(lab).phase == "abandoned: 1 update at the deadline, quorum 2"
     lab.later(0.0)
     assert (seen(lab).phase, seen(lab).invited, seen(lab).reported) == ("collecting", 3, 0)
-
-
-def test_the_scores_of_a_second_attempt_are_evaluated_too(lab: Lab) -> None:
-    lab.later(100.0, alive=SITES)
-    lab.later(0.0)
-    for site in SITES:
-        lab.push(site, lab.model(1.0))
+    lab.train(1.0)
     assert seen(lab).phase == "evaluating"
 
 
@@ -110,8 +98,7 @@ def test_a_run_that_failed_says_so(lab: Lab) -> None:
 
 def test_scores_are_those_of_the_newest_scored_round(lab: Lab) -> None:
     for first, scores in ((1.0, (0.5, 0.5, 0.5, 0.5)), (2.0, (0.25, 0.75, 0.5, 0.5))):
-        for site in SITES:
-            lab.push(site, lab.model(first))
+        lab.train(first)
         for site, value in zip((*SITES, "eva"), scores, strict=True):
             lab.score(site, value)
     assert seen(lab).scored_round == 2
@@ -121,27 +108,15 @@ def test_scores_are_those_of_the_newest_scored_round(lab: Lab) -> None:
     assert astuple(found["personal.accuracy"]) == pytest.approx((0.5, math.sqrt(0.125 / 3), 0.25, 3))
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
+def test_spreads_by_hand() -> None:
+    for values, expected in (
         ([0.5], Spread(0.5, 0.0, 0.5, 1)),
-        ([0.0, 1.0], Spread(0.5, 0.5, 0.0, 2)),
         ([1.0, 2.0, 3.0, 4.0], Spread(2.5, math.sqrt(1.25), 1.0, 4)),
         ([-1.0, -1.0, -1.0], Spread(-1.0, 0.0, -1.0, 3)),
-    ],
-)
-def test_a_spread_by_hand(values: list[float], expected: Spread) -> None:
-    found = spread(values)
-    assert (found.mean, found.worst, found.sites) == (expected.mean, expected.worst, expected.sites)
-    assert found.std == pytest.approx(expected.std, abs=1e-15)
-
-
-@pytest.mark.parametrize("values", [[1e308, 1e308, 1e308], [1.7e308, -1.7e308], [1e200, 0.0]])
-def test_a_spread_of_absurd_scores_is_absurd_and_no_error(values: list[float]) -> None:
-    assert spread(values).worst == min(values)
-
-
-def test_a_score_that_some_sites_do_not_have_is_taken_over_those_that_do() -> None:
+    ):
+        assert astuple(spread(values)) == pytest.approx(astuple(expected), abs=1e-15)
+    for absurd in ([1e308, 1e308, 1e308], [1.7e308, -1.7e308], [1e200, 0.0]):
+        assert spread(absurd).worst == min(absurd)
     found = spreads({"ann": {"a": 1.0, "b": 2.0}, "bob": {"a": 3.0}, "cyd": {}})
     assert found == {"a": Spread(2.0, 1.0, 1.0, 2), "b": Spread(2.0, 0.0, 2.0, 1)}
     assert spreads({}) == {}

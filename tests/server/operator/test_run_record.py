@@ -47,13 +47,11 @@ def tasks(found: dict[str, Any], place: int = -1) -> dict[tuple[str, str], dict[
     return {(task["site"], task["kind"]): task for task in found["rounds"][place]["tasks"]}
 
 
-def test_a_run_that_is_not_known_is_an_error(lab: Lab) -> None:
+def test_a_run_without_sites_has_empty_parts_and_one_that_is_not_known_is_an_error(make: MakeLab) -> None:
+    lab = make()
     with pytest.raises(ConfigError, match="no run 'other'"):
         run_record(lab.ledger, lab.blobs, "other")
-
-
-def test_a_run_without_sites_has_empty_parts(make: MakeLab) -> None:
-    found = seen(make())
+    found = seen(lab)
     assert (found["run"]["name"], found["run"]["status"], found["run"]["ended_at"]) == ("test", "going on", None)
     assert (found["rounds"], found["scores"], found["sites"]) == ([], [], {})
     assert found["prototypes"] == {"round": None, "cosines": []}
@@ -69,10 +67,8 @@ def test_a_round_has_its_sites_bytes_losses_and_norms(lab: Lab) -> None:
         lab.push(site, lab.model(value), metrics={"loss": value / 4})
     found = seen(lab)
     first, second = found["rounds"]
-    assert [(one["round"], one["attempt"], one["outcome"]) for one in (first, second)] == [
-        (0, 1, "published"),
-        (1, 1, "published"),
-    ]
+    ended = [(one["round"], one["attempt"], one["outcome"]) for one in (first, second)]
+    assert ended == [(0, 1, "published"), (1, 1, "published")]
     assert (second["size"], second["quorum"], second["state"]) == (3, 2, lab.address)
     ann = tasks(found)["ann", "fit"]
     assert (ann["task_status"], ann["received"], ann["loss"], ann["refused"]) == ("reported", sizes["ann"], 0.25, [])
@@ -118,8 +114,7 @@ def test_an_abandoned_attempt_stays_beside_the_one_that_counts(lab: Lab) -> None
 
 def test_a_run_that_ended_before_its_first_round_says_so(make: MakeLab) -> None:
     lab = make()
-    lab.enroll(*SITES)
-    lab.later(0)
+    lab.gather()
     lab.run.stop("the wrong model")
     found = seen(lab)
     assert (found["run"]["status"], found["run"]["reason"]) == ("aborted", "the wrong model")
@@ -130,8 +125,7 @@ def test_a_run_that_ended_before_its_first_round_says_so(make: MakeLab) -> None:
 def test_scores_of_single_classes_are_told_of_the_newest_and_the_best_round_only(make: MakeLab) -> None:
     lab = make(rounds=3).begin()
     for right in (0.5, 0.9, 0.7):
-        for site in SITES:
-            lab.push(site, lab.model(1.0))
+        lab.train(1.0)
         told(lab, "ann", personal__pm_v=right / 2, personal__recall__0=right / 4)
         for site in ("bob", "cyd"):
             told(lab, site, personal__pm_v=right)
@@ -153,8 +147,7 @@ def test_the_best_round_has_its_score_its_value_and_the_round_whose_state_is_kep
     lab = make(rounds=4, keep_rounds=1).begin()
     assert seen(lab)["best"] is None
     for right in (0.5, 0.75, 0.25):
-        for site in SITES:
-            lab.push(site, lab.model(right))
+        lab.train(right)
         for site in ("eva", *SITES):
             told(lab, site, **({"global__accuracy": right} if site == "eva" else {}))
     best = {"round": 2, "score": "global.accuracy", "value": 0.75}
@@ -183,13 +176,8 @@ def test_interventions_name_who_when_and_why_with_the_round() -> None:
         ("paused", "olga", None, "", 1),
         ("aborted", "", None, "the wrong labels", 1),
     ]
-    assert found["sites"]["ann"] == {
-        "roles": ["trainer"],
-        "excluded": "",
-        "excluded_at": None,
-        "revoked": "",
-        "revoked_at": None,
-    }
+    never = {"excluded": "", "excluded_at": None, "revoked": "", "revoked_at": None}
+    assert found["sites"]["ann"] == {"roles": ["trainer"], **never}
 
 
 @pytest.mark.parametrize("action", ["excluded", "revoked"])
@@ -197,8 +185,7 @@ def test_an_exclusion_with_which_the_run_ends_is_one_of_that_run(action: str, mo
     lab = operator_lab()
     lab.start("one", rounds=1)
     lab.begin()
-    for site in ("ann", "bob", "cyd"):
-        lab.push(site, lab.model(1.0))
+    lab.train(1.0)
     for site in ("ann", "bob", "cyd"):
         lab.score(site)
     if action == "excluded":
@@ -245,7 +232,7 @@ def test_cosines_by_hand() -> None:
     assert np.isnan(found[:, 3]).all()
 
 
-def test_the_similarity_is_that_of_the_newest_state_that_is_kept_and_counts() -> None:
+def test_the_similarity_is_that_of_the_newest_state_that_is_kept_and_counts_and_of_few_classes() -> None:
     blobs = MemoryBlobs()
     old = state(blobs, {"mean": np.eye(2, dtype=np.float32)})
     new = state(blobs, {"mean": np.array([[1, 0], [-1, 0]], np.float32)})
@@ -254,16 +241,8 @@ def test_the_similarity_is_that_of_the_newest_state_that_is_kept_and_counts() ->
     assert similarity(rows, blobs, 2) == {"round": 1, "cosines": [[1.0, 0.0], [0.0, 1.0]]}
     assert similarity([*rows, row(4, new)], blobs, 2) == {"round": 4, "cosines": [[1.0, -1.0], [-1.0, 1.0]]}
     assert similarity([row(2, gone)], blobs, 2) == {"round": None, "cosines": []}
-
-
-def test_prototypes_by_class_leave_out_a_class_that_has_none() -> None:
-    blobs = MemoryBlobs()
     rows = [row(1, state(blobs, {"0": np.array([3, 4], np.float32), "2": np.array([4, 3], np.float32)}))]
     assert similarity(rows, blobs, 3)["cosines"] == [[1.0, None, 0.96], [None, None, None], [0.96, None, 1.0]]
-
-
-def test_of_very_many_classes_no_matrix_is_read() -> None:
-    blobs = MemoryBlobs()
     rows = [row(1, state(blobs, {"mean": np.ones((MAX_CLASSES + 1, 2), np.float32)}))]
     assert similarity(rows, blobs, MAX_CLASSES + 1)["cosines"] == []
 
@@ -287,20 +266,6 @@ ONE_CLASS = {
 }
 
 
-def test_a_useless_model_is_a_warning_with_its_numbers(make: MakeLab) -> None:
-    lab = make(rounds=1, class_names=["mel", "nv", "vasc"]).begin()
-    for site in SITES:
-        lab.push(site, lab.model(1.0))
-    assert seen(lab)["warnings"] == []
-    told(lab, "eva", **ONE_CLASS)
-    for site in SITES:
-        told(lab, site, personal__accuracy=0.5)
-    (warning,) = seen(lab)["warnings"]
-    assert (warning["code"], warning["round"], warning["site"]) == ("one-class", 1, None)
-    assert (warning["class"], warning["chance"]) == (1, pytest.approx(1 / 3))
-    assert "'nv'" in warning["text"]
-
-
 def test_updates_that_are_not_finite_are_a_warning_while_the_run_goes_on(make: MakeLab) -> None:
     lab = make(federation={"quorum": 3}).begin()
     manifest, _ = lab.announce(lab.model(1.0))
@@ -319,14 +284,10 @@ def test_updates_that_are_not_finite_are_a_warning_while_the_run_goes_on(make: M
 def test_warnings_of_a_long_run_are_read_from_its_first_and_last_rounds(make: MakeLab) -> None:
     lab = make(rounds=9).begin()
     for number in range(1, 10):
-        for site in SITES:
-            lab.push(site, lab.model(float(number)))
+        lab.train(float(number))
         right = 0.9 if number == 3 else 0.4
-        told(
-            lab,
-            "eva",
-            **(ONE_CLASS if number == 9 else {"global__balanced_accuracy": right, "global__recall__0": right}),
-        )
+        better = {"global__balanced_accuracy": right, "global__recall__0": right}
+        told(lab, "eva", **(ONE_CLASS if number == 9 else better))
         for site in SITES:
             told(lab, site, personal__accuracy=number / 10)
     found = {warning["code"]: warning for warning in seen(lab)["warnings"]}

@@ -41,16 +41,6 @@ def test_every_published_state_comes_out_again(lab: Lab) -> None:
             assert verified(lab, row.round) == Verified(VerificationResult.SAME, row.state, row.state)
 
 
-def test_a_round_that_was_rolled_back_comes_out_from_the_state_it_was_made_from(lab: Lab) -> None:
-    lab.run.roll_back(1)
-    lab.later(0.0)
-    lab.round(ann=7.0, bob=8.0, cyd=9.0)
-    lab.round(ann=7.5, bob=8.0, cyd=9.0)
-    for row in lab.ledger.rounds("test", rolled_back=True):
-        if row.state is not None:
-            assert verified(lab, row.round, row.attempt).finding is VerificationResult.SAME
-
-
 @pytest.mark.parametrize("since", [(2, 1), (3, 1), (2, 2)])
 def test_a_clock_that_was_set_back_accuses_no_ledger(lab: Lab, since: tuple[int, int]) -> None:
     lab.run.roll_back(1)
@@ -63,12 +53,6 @@ def test_a_clock_that_was_set_back_accuses_no_ledger(lab: Lab, since: tuple[int,
     for row in lab.ledger.rounds("test", rolled_back=True):
         if row.state is not None:
             assert verified(lab, row.round, row.attempt).finding is VerificationResult.SAME
-
-
-def test_an_update_that_was_rejected_is_not_used_here_either(lab: Lab) -> None:
-    lab.round(ann=1.0, bob=74.0, cyd=3.0)
-    assert [task.task_status for task in lab.ledger.tasks("test", 4) if task.kind == "fit"].count("rejected") == 1
-    assert verified(lab, 4).finding is VerificationResult.SAME
 
 
 @pytest.mark.parametrize("what", ["state", "update"])

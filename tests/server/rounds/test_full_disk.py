@@ -193,11 +193,19 @@ def test_the_end_of_a_run_is_recorded_once_behind_what_led_to_it(make: MakeLab, 
     assert (run.outcome, lab.ledger.is_settled) == (RoundOutcome.FAILED, True)
 
 
-def test_a_restart_while_a_step_waits_decides_again_from_the_ledger(lab: Lab, room: Room) -> None:
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_a_restart_and_a_roll_back_while_a_step_waits_decide_again_from_the_ledger(
+    lab: Lab, room: Room, rolled_back: bool
+) -> None:
     room.records = 0
     lab.later(101.0)
     room.records = PLENTY
-    lab.restart()
+    if rolled_back:
+        lab.run.roll_back(0)
+        lab.later(0.0, alive=TRAINERS)
+        assert waits_for(lab) is WaitReason.UPDATES
+    else:
+        lab.restart()
     go_on(lab)
     assert isinstance(lab.phase, phases.FinishedPhase)
     assert lab.value == 4.0
@@ -249,17 +257,6 @@ def test_a_roll_back_of_a_run_that_has_ended_ends_the_server_and_forgets_no_daem
     assert lab.statuses() == {"two": "running", "one": "queued"}
 
 
-def test_a_roll_back_forgets_the_step_that_waits(lab: Lab, room: Room) -> None:
-    room.records = 0
-    lab.later(101.0)
-    room.records = PLENTY
-    lab.run.roll_back(0)
-    lab.later(0.0, alive=TRAINERS)
-    assert waits_for(lab) is WaitReason.UPDATES
-    go_on(lab)
-    assert lab.value == 4.0
-
-
 # Secure aggregation and rules that set updates aside
 
 
@@ -308,12 +305,13 @@ def test_an_update_is_rejected_when_there_is_room_to_say_so(make: MakeLab, room:
 
 
 class TightBlobs(MemoryBlobs):
-    """Blobs that take nothing new while `broken` says why."""
+    """Blobs that take nothing new, or nothing at `all`, while `broken` says why."""
 
     broken: StateError | None = None
+    all = False
 
     def put(self, *data: Buffer) -> Digest:
-        if self.broken is not None and not self.has(codec.digest(*data)):
+        if self.broken is not None and (self.all or not self.has(codec.digest(*data))):
             raise self.broken
         return super().put(*data)
 
@@ -328,6 +326,22 @@ def aggregating(make: MakeLab, broken: StateError) -> Lab:
     with suppress(StateError):
         lab.push("cyd", lab.model(3.0))
     return lab
+
+
+def test_a_round_is_opened_when_there_is_room_for_its_base(make: MakeLab) -> None:
+    lab = make(blobs=(blobs := TightBlobs())).begin()
+    lab.run.pause(paused=True)
+    lab.round(ann=1.0, bob=1.0, cyd=1.0)
+    lab.restart()
+    lab.run.pause(paused=False)
+    blobs.broken, blobs.all = OutOfSpaceError("no space left on device; free some"), True
+    for _ in range(3):
+        lab.later(1.0)
+        assert lab.asked("ann") is None
+        assert [row.round for row in lab.ledger.rounds("test")] == [0, 1]
+    blobs.broken = None
+    lab.later(1.0)
+    assert lab.task("ann").round == 2
 
 
 def test_a_server_that_is_restarted_while_an_aggregation_waits_for_space_has_not_died(make: MakeLab) -> None:

@@ -32,13 +32,6 @@ def presence(ledger: Ledger, clock: Clock) -> SitePresence:
     return presence
 
 
-def test_nobody_is_there_who_did_not_enroll(ledger: Ledger, clock: Clock) -> None:
-    presence = SitePresence(ledger, clock)
-    assert presence.enrolled(TRAINER) == presence.alive(TRAINER, 10.0) == frozenset()
-    with pytest.raises(NotEnrolledError):
-        presence.seen("ann", "one")
-
-
 def test_roles_are_kept_apart(presence: SitePresence, ledger: Ledger) -> None:
     presence.enroll("eva", {EVALUATOR}, "x")
     presence.enroll("bob", {TRAINER, EVALUATOR}, "x")
@@ -47,27 +40,19 @@ def test_roles_are_kept_apart(presence: SitePresence, ledger: Ledger) -> None:
     assert ledger.sites() == {"ann": ["trainer"], "bob": ["evaluator", "trainer"], "eva": ["evaluator"]}
 
 
-def test_a_newer_daemon_fences_the_older_for_good(presence: SitePresence) -> None:
+def test_a_newer_daemon_fences_the_older_for_good_with_all_that_it_says(presence: SitePresence, clock: Clock) -> None:
     presence.seen("ann", "one")
-    presence.enroll("ann", {TRAINER}, "two")
+    presence.enroll("ann", {EVALUATOR}, "two")
+    assert not presence.enrolled(TRAINER)
+    assert presence.enrolled(EVALUATOR) == {"ann"}
+    clock.now = 20.0
     for _ in range(2):
         with pytest.raises(FencedError):
-            presence.seen("ann", "one")
+            presence.seen("ann", "one", Progress("n", Activity.TRAINING))
+    assert presence.progress("ann") is None
+    assert presence.alive(EVALUATOR, 10.0) == frozenset()
     presence.seen("ann", "two")
-
-
-def test_a_fenced_daemon_does_not_keep_its_site_alive(presence: SitePresence, clock: Clock) -> None:
-    presence.enroll("ann", {TRAINER}, "two")
-    clock.now = 20.0
-    with pytest.raises(FencedError):
-        presence.seen("ann", "one")
-    assert presence.alive(TRAINER, 10.0) == frozenset()
-
-
-def test_a_daemon_that_enrolls_again_changes_its_roles(presence: SitePresence) -> None:
-    presence.enroll("ann", {EVALUATOR}, "two")
-    assert presence.enrolled(TRAINER) == frozenset()
-    assert presence.enrolled(EVALUATOR) == {"ann"}
+    assert presence.alive(EVALUATOR, 10.0) == {"ann"}
 
 
 def test_a_site_is_alive_until_it_was_idle_too_long_and_again_when_it_speaks(
@@ -162,30 +147,9 @@ def test_asking_for_a_task_changes_nothing_of_how_a_site_enrolled(presence: Site
     assert presence.pause_reason("nobody") is PauseReason.NONE
 
 
-def test_what_a_fenced_daemon_says_is_not_kept(presence: SitePresence) -> None:
-    presence.enroll("ann", {TRAINER}, "two")
-    with pytest.raises(FencedError):
-        presence.seen("ann", "one", Progress("n", Activity.TRAINING))
-    assert presence.progress("ann") is None
-
-
-def test_a_word_without_a_mark_always_counts(presence: SitePresence, clock: Clock) -> None:
-    presence.seen("ann", "one", "mark")
-    for _ in range(3):
-        clock.now += 8.0
-        presence.seen("ann", "one")
-    assert presence.alive(TRAINER, 10.0) == {"ann"}
-
-
-def test_marks_of_two_sites_are_not_compared(presence: SitePresence, clock: Clock) -> None:
-    presence.enroll("bob", {TRAINER}, "x")
-    presence.seen("ann", "one", "mark")
-    clock.now = 20.0
-    presence.seen("bob", "x", "mark")
-    assert presence.alive(TRAINER, 10.0) == {"bob"}
-
-
-def test_presumed_sites_count_as_alive_until_they_were_idle_too_long(ledger: Ledger, clock: Clock) -> None:
+def test_presumed_sites_count_as_alive_until_they_were_idle_too_long_and_are_heard_only_when_they_enroll(
+    ledger: Ledger, clock: Clock
+) -> None:
     ledger.enroll("ann", ["trainer"])
     ledger.enroll("eva", ["evaluator"])
     clock.now = 1000.0
@@ -195,17 +159,11 @@ def test_presumed_sites_count_as_alive_until_they_were_idle_too_long(ledger: Led
     assert presence.alive(TRAINER, 10.0) == {"ann"}
     assert presence.alive(EVALUATOR, 10.0) == {"eva"}
     clock.now += 10.1
+    for site in ("ann", "eve"):
+        with pytest.raises(NotEnrolledError):
+            presence.seen(site, "one")
     assert presence.alive(TRAINER, 10.0) == frozenset()
-
-
-def test_a_presumed_site_has_to_enroll_before_it_is_heard(ledger: Ledger, clock: Clock) -> None:
-    ledger.enroll("ann", ["trainer"])
-    presence = SitePresence(ledger, clock)
-    presence.presume()
-    with pytest.raises(NotEnrolledError):
-        presence.seen("ann", "one")
-    presence.enroll("ann", {TRAINER}, "one")
-    presence.seen("ann", "one")
+    assert (presence.look("ann"), presence.look("eve")) == (None, None)
 
 
 def test_a_presumed_site_that_trains_is_alive_by_its_heartbeats_and_one_that_hangs_is_not(
@@ -230,18 +188,6 @@ def test_a_presumed_site_that_trains_is_alive_by_its_heartbeats_and_one_that_han
     for _ in range(3):
         beat(replace(told, making_progress=False))
     assert presence.alive(TRAINER, 10.0) == frozenset()
-
-
-def test_a_presumed_site_that_is_idle_or_unknown_is_heard_only_when_it_enrolls(ledger: Ledger, clock: Clock) -> None:
-    ledger.enroll("ann", ["trainer"])
-    presence = SitePresence(ledger, clock)
-    presence.presume()
-    clock.now = 20.0
-    for site in ("ann", "eve"):
-        with pytest.raises(NotEnrolledError):
-            presence.seen(site, "one")
-    assert presence.alive(TRAINER, 10.0) == frozenset()
-    assert (presence.look("ann"), presence.look("eve")) == (None, None)
 
 
 def test_an_excluded_site_is_refused_in_every_call_and_counts_nowhere(presence: SitePresence, ledger: Ledger) -> None:
@@ -301,9 +247,13 @@ def test_what_is_known_of_a_silent_site_is_said_in_words(presence: SitePresence,
     assert again.last_seen("bob") == "not heard of since the server started"
 
 
-def test_a_site_that_is_held_is_known_and_counts_for_no_round(presence: SitePresence, ledger: Ledger) -> None:
+def test_a_site_that_is_held_is_known_and_counts_for_no_round_until_it_enrolls_without_a_reason(
+    presence: SitePresence, ledger: Ledger
+) -> None:
     presence.enroll("bob", {TRAINER, EVALUATOR}, "x", PauseReason.APPROVAL)
     presence.enroll("cyd", {TRAINER}, "x", PauseReason.SCHEDULE)
+    assert presence.look("bob") == (0.0, "awaiting approval")
+    assert presence.last_seen("cyd") == "outside its schedule, last progress 0 s ago"
     for role, there in ((TRAINER, {"ann"}), (EVALUATOR, set())):
         assert presence.enrolled(role) == presence.alive(role, 10.0) == there
     assert ledger.sites().keys() == {"ann", "bob", "cyd"}
@@ -312,17 +262,6 @@ def test_a_site_that_is_held_is_known_and_counts_for_no_round(presence: SitePres
         PauseReason.APPROVAL,
         PauseReason.NONE,
     )
-
-
-def test_what_is_known_of_a_held_site_says_why(presence: SitePresence, clock: Clock) -> None:
-    presence.enroll("bob", {TRAINER}, "x", PauseReason.APPROVAL)
-    presence.enroll("cyd", {TRAINER}, "x", PauseReason.SCHEDULE)
-    clock.now += 4.0
-    assert presence.look("bob") == (4.0, "awaiting approval")
-    assert presence.last_seen("cyd") == "outside its schedule, last progress 4 s ago"
-
-
-def test_a_site_is_held_until_it_enrolls_without_a_reason(presence: SitePresence) -> None:
     presence.enroll("ann", {TRAINER}, "one", PauseReason.SCHEDULE)
     presence.seen("ann", "one", Progress("n", Activity.TRAINING))  # speaking is not enough
     assert presence.enrolled(TRAINER) == frozenset()

@@ -12,7 +12,7 @@ from tests.server.conftest import Later
 from tests.server.conftest import recipe as recipe_of
 from tests.support.operator_lab import OperatorLab, operator_lab
 
-from protofed.common.codec import Buffer, Digest
+from protofed.common.codec import Buffer
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import (
     ConfigError,
@@ -33,12 +33,10 @@ from protofed.common.protocol.messages import (
     Role,
     Signal,
     Task,
-    Verdict,
     Wait,
 )
 from protofed.deploy.site.check import as_offered
 from protofed.server.rounds import queue
-from protofed.server.rounds.aggregation.aggregation import PAUSE_S
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.machine import phases
 from protofed.server.rounds.machine.phases import Broken
@@ -52,7 +50,7 @@ from protofed.testing.small_recipe import small_recipe
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.server.conftest import Clock, Lab, MakeLab
+    from tests.server.conftest import Clock, MakeLab
 
 SITES = ("ann", "bob", "cyd")
 
@@ -87,33 +85,18 @@ def ask(runs: RunQueue, run: str, site: str) -> Any:
     return runs.next_task(run, site, f"d-{site}")
 
 
-def test_a_daemon_is_given_the_current_run_whole(two: RunQueue) -> None:
-    answer = enroll(two, "ann")
-    assert isinstance(answer, Assignment)
-    assert answer.run == "one"
-    assert parse_json(answer.recipe, Recipe, "wire") == going_on(two).recipe
-    assert answer.preprocessing_digest == going_on(two).recipe.preprocessing_digest()
-
-
 def test_what_a_site_sees_before_a_run_is_what_it_is_sent_also_after_a_restart(context: ServerContext) -> None:
     recipe = small_recipe("fednh", seed=7, method={"name": "fednh"})
     preview = as_offered(recipe)
     for _ in range(2):
         answer = enroll(RunQueue([recipe], context), "ann")
         assert isinstance(answer, Assignment)
-        assert answer.recipe == preview.recipe
+        assert (answer.run, answer.recipe) == (recipe.name, preview.recipe)
+        assert answer.preprocessing_digest == recipe.preprocessing_digest()
     method = parse_json(preview.recipe, Recipe, "wire").method
     other = recipe.model_copy(update={"method": method.model_copy(update={"scale": 30.0})})
     with pytest.raises(StateError, match="another recipe"):
         RunQueue([other], context)
-
-
-def test_the_first_two_trainers_are_asked_for_the_model_at_once(two: RunQueue) -> None:
-    enroll(two, "ann")
-    assert isinstance(ask(two, "one", "ann"), Wait)
-    enroll(two, "bob")
-    assert isinstance(ask(two, "one", "bob"), Task)
-    assert isinstance(ask(two, "one", "ann"), Task)
 
 
 @pytest.mark.parametrize("protocol", [0, PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1])
@@ -151,27 +134,18 @@ def test_a_site_without_a_task_is_told_so_as_the_coordinator_would(two: RunQueue
     assert idle in two._context.presence.alive(Role.TRAINER, 1.0), "it has called"
 
 
-def test_a_daemon_that_waits_for_a_run_is_given_the_next_one(
+def test_a_daemon_that_waits_for_a_run_is_given_the_next_one_and_fences_no_newer_one(
     context: ServerContext, recipe: Callable[..., Recipe]
 ) -> None:
     runs = RunQueue([], context)
     assert enroll(runs, "ann") == runs.offer("ann", "d-ann") == Finished("no run is queued", last=True)
-    runs.start(recipe("one"))
-    answer = runs.offer("ann", "d-ann")
-    assert isinstance(answer, Assignment)
-    assert answer.run == "one"
-
-
-def test_a_daemon_that_waits_for_a_run_fences_no_newer_one(
-    context: ServerContext, recipe: Callable[..., Recipe]
-) -> None:
-    runs = RunQueue([], context)
-    enroll(runs, "ann")
     runs.enroll("ann", "newer", PROTOCOL_VERSION, "0.0", "0.1", {Role.TRAINER})
     runs.start(recipe("one"))
     with pytest.raises(FencedError):
         runs.offer("ann", "d-ann")
-    assert isinstance(runs.offer("ann", "newer"), Assignment)
+    answer = runs.offer("ann", "newer")
+    assert isinstance(answer, Assignment)
+    assert answer.run == "one"
 
 
 def test_the_next_run_begins_when_one_is_finished(two: RunQueue) -> None:
@@ -186,19 +160,14 @@ def test_the_next_run_begins_when_one_is_finished(two: RunQueue) -> None:
     assert again.run == "two"
 
 
-def test_a_site_of_an_older_run_is_told_how_that_one_ended(two: RunQueue) -> None:
-    enroll(two, "ann")
-    going_on(two).stop("failed badly")
-    going_on(two).stop("completed")
-    assert ask(two, "one", "ann") == Finished("failed badly", last=True)
-    assert ask(two, "two", "ann") == Finished("completed", last=True)
-
-
 def test_when_no_run_is_left_everyone_who_is_alive_has_to_be_told(two: RunQueue, clock: Clock) -> None:
     for site in ("ann", "bob"):
         enroll(two, site)
-    for _ in range(2):
-        going_on(two).stop("enough")
+    first = going_on(two)
+    first.stop("enough")
+    ask(two, "one", "ann")  # being told of one run is not being told of all
+    assert two.of("one") is first
+    going_on(two).stop("enough")
     assert two.finished
     assert not two.all_informed()
     assert ask(two, "two", "ann") == Finished("enough", last=True)
@@ -210,19 +179,17 @@ def test_when_no_run_is_left_everyone_who_is_alive_has_to_be_told(two: RunQueue,
     assert two.all_informed()
 
 
-def test_being_told_of_one_finished_run_is_not_being_told_of_all(two: RunQueue) -> None:
-    enroll(two, "ann")
-    going_on(two).stop("enough")
-    ask(two, "one", "ann")
-    going_on(two).stop("enough")
-    assert not two.all_informed()
-
-
 def test_failed_runs_are_listed_with_their_reason(context: ServerContext, recipe: Callable[..., Recipe]) -> None:
     runs = RunQueue([recipe("one"), recipe("two"), recipe("three")], context)
     runs.of("one").handle(Broken("disk"))
     runs.of("two").stop("enough")
     assert runs.failed == ["one: disk"]
+    again = RunQueue([recipe("one"), recipe("two"), recipe("three")], context)
+    assert (going_on(again).name, again.finished) == ("three", False)
+    with pytest.raises(ProtocolError, match="no such run"):
+        again.of("four")
+    with pytest.raises(ConfigError, match="same name: one, two, one"):
+        RunQueue([recipe("one"), recipe("two"), recipe("one", rounds=9)], context)
 
 
 def test_a_fit_from_before_a_restart_is_waited_for_and_ended_when_its_round_is_over() -> None:
@@ -271,28 +238,6 @@ def test_a_fenced_daemon_is_fenced_in_every_run(two: RunQueue) -> None:
             ask(two, run, "ann")
 
 
-def test_runs_are_found_by_name_also_when_they_are_over(two: RunQueue) -> None:
-    first = going_on(two)
-    first.stop("enough")
-    assert two.of("one") is first
-    with pytest.raises(ProtocolError, match="no such run"):
-        two.of("three")
-
-
-def test_two_recipes_of_one_name_are_refused(context: ServerContext, recipe: Callable[..., Recipe]) -> None:
-    with pytest.raises(ConfigError, match="same name: one, two, one"):
-        RunQueue([recipe("one"), recipe("two"), recipe("one", rounds=9)], context)
-
-
-def test_a_restarted_server_goes_on_with_the_run_that_is_not_over(
-    two: RunQueue, context: ServerContext, recipe: Callable[..., Recipe]
-) -> None:
-    going_on(two).stop("enough")
-    again = RunQueue([recipe("one"), recipe("two")], context)
-    assert going_on(again).name == "two"
-    assert not again.finished
-
-
 # Runs that cannot go on: none does for ever
 
 
@@ -313,7 +258,9 @@ def reason_of(desk: OperatorLab, run: str) -> str:
     return row.reason or ""
 
 
-def test_a_run_whose_state_is_gone_has_failed_and_the_next_one_goes_on(desk: OperatorLab) -> None:
+def test_a_run_whose_state_is_gone_has_failed_the_next_one_goes_on_and_so_does_it_from_an_earlier_round(
+    desk: OperatorLab,
+) -> None:
     desk.blobs.discard(desk.address)
     desk.restart()
     assert desk.statuses() == {"one": "failed", "two": "running"}
@@ -322,6 +269,13 @@ def test_a_run_whose_state_is_gone_has_failed_and_the_next_one_goes_on(desk: Ope
     assert desk.runs.failed == [f"one: {reason_of(desk, 'one')}"]
     desk.later(0.0)
     assert desk.task(desk.makers()[0]).run == "two"
+    with pytest.raises(ConfigError, match="no longer kept"):
+        desk.operation.roll_back("one", 1)
+    assert desk.operation.roll_back("one", 0).status == "queued"
+    desk.operation.abort("two", "")
+    desk.later(0.0)
+    assert (desk.task("ann").run, desk.task("ann").round) == ("one", 1)
+    assert desk.value == 0.0
 
 
 @pytest.mark.parametrize(
@@ -347,18 +301,6 @@ def test_a_lack_of_handles_or_memory_at_the_start_is_no_end_of_a_run(
             desk.restart()
     desk.restart()
     assert desk.statuses() == {"one": "running" if code is OutOfSpaceError else "failed"}
-
-
-def test_it_goes_on_from_an_earlier_round_as_it_says(desk: OperatorLab) -> None:
-    desk.blobs.discard(desk.address)
-    desk.restart()
-    with pytest.raises(ConfigError, match="no longer kept"):
-        desk.operation.roll_back("one", 1)
-    assert desk.operation.roll_back("one", 0).status == "queued"
-    desk.operation.abort("two", "")
-    desk.later(0.0)
-    assert (desk.task("ann").run, desk.task("ann").round) == ("one", 1)
-    assert desk.value == 0.0
 
 
 def test_a_run_whose_end_could_not_be_recorded_ends_the_server(
@@ -439,20 +381,6 @@ def test_a_run_that_waits_for_sites_longer_than_its_patience_has_failed() -> Non
     assert desk.statuses()["two"] == "running"
 
 
-def test_patience_begins_again_with_every_round(desk: OperatorLab) -> None:
-    desk.operation.abort("one", "enough")
-    desk.start("three", rounds=3, federation={"site_wait_timeout_s": 60.0, "stall_timeout_s": 10.0})
-    desk.operation.abort("two", "enough")
-    desk.later(0.0)
-    desk.first_models()
-    desk.clock.now += 59.0
-    for site in SITES:
-        desk.presence.seen(site, f"daemon-{site}")
-    desk.round(ann=1.0, bob=1.0, cyd=1.0)
-    desk.later(59.0)  # round 2 was opened before
-    assert desk.statuses()["three"] == "running"
-
-
 def test_a_server_that_dies_in_every_aggregation_gives_the_run_up() -> None:
     workshop = Later()
     desk = operator_lab()
@@ -473,92 +401,6 @@ def test_a_server_that_dies_in_every_aggregation_gives_the_run_up() -> None:
     desk.later(0.0)
     assert desk.statuses() == {"one": "failed", "two": "running"}
     assert reason_of(desk, "one") == "the server died 3 times while it aggregated round 0; it may need more memory"
-
-
-# Full disks
-
-
-class Tight(MemoryBlobs):
-    """Blobs on a disk with room for so many more."""
-
-    room = 1_000
-
-    def put(self, *data: Buffer) -> Digest:
-        if self.room == 0:
-            raise OutOfSpaceError("no space left on device; free some")
-        self.room -= 1
-        return super().put(*data)
-
-
-@pytest.fixture
-def tight() -> Tight:
-    return Tight()
-
-
-@pytest.fixture
-def lab(make: MakeLab, tight: Tight) -> Lab:
-    """Round 1 is open, and so far there is room."""
-    return make(blobs=tight).begin()
-
-
-def test_an_aggregation_waits_for_room_and_goes_on(lab: Lab, tight: Tight) -> None:
-    lab.push("ann", lab.model(1.0))
-    lab.push("bob", lab.model(2.0))
-    tight.room = 1
-    assert lab.push("cyd", lab.model(3.0)).verdict is Verdict.ACCEPTED
-    for _ in range(3):
-        lab.later(PAUSE_S)
-        assert isinstance(lab.phase, phases.Aggregating)
-    assert lab.value == 0.0
-    assert isinstance(lab.intake.next_task("ann", "daemon-ann"), Wait)
-    tight.room = 1
-    lab.later(PAUSE_S - 0.1)
-    assert lab.value == 0.0
-    lab.later(0.1)
-    assert lab.value == 2.0
-    assert [row.aggregations for row in lab.ledger.rounds("test")] == [1, 1]  # waiting is not dying
-
-
-def test_an_aggregation_that_waits_for_room_survives_a_restart(lab: Lab, tight: Tight) -> None:
-    lab.push("ann", lab.model(1.0))
-    lab.push("bob", lab.model(2.0))
-    tight.room = 1
-    lab.push("cyd", lab.model(3.0))
-    lab.restart()
-    lab.later(0.0)
-    assert lab.value == 0.0
-    tight.room = 1
-    lab.later(PAUSE_S)
-    assert lab.value == 2.0
-
-
-def test_a_run_that_waits_for_room_can_be_ended_and_rolled_back(lab: Lab, tight: Tight) -> None:
-    for site in ("ann", "bob"):
-        lab.push(site, lab.model(1.0))
-    tight.room = 1
-    lab.push("cyd", lab.model(3.0))
-    tight.room = 1_000
-    lab.run.roll_back(0)
-    lab.later(PAUSE_S)
-    assert lab.value == 0.0
-    assert lab.task("ann").round == 1
-    lab.round(ann=4.0, bob=4.0, cyd=4.0)
-    assert lab.value == 4.0
-
-
-def test_a_round_is_opened_when_there_is_room(lab: Lab, tight: Tight) -> None:
-    lab.run.pause(paused=True)
-    lab.round(ann=1.0, bob=1.0, cyd=1.0)
-    lab.restart()
-    lab.run.pause(paused=False)
-    tight.room = 0
-    for _ in range(3):
-        lab.later(1.0)
-        assert lab.asked("ann") is None
-        assert [row.round for row in lab.ledger.rounds("test")] == [0, 1]
-    tight.room = 1
-    lab.later(1.0)
-    assert lab.task("ann").round == 2
 
 
 # Sites that wait for their approval, or their hours

@@ -26,37 +26,28 @@ def far(make: MakeLab) -> Lab:
     return lab
 
 
-def test_the_state_of_that_round_is_what_sites_start_from_again(far: Lab) -> None:
-    state = far.ledger.rounds("test")[1].state
-    far.run.roll_back(1)
-    assert far.value == 1.0
-    far.later(0.0)
-    assert far.task("ann").round == 2
-    assert far.address == state
-    far.round(ann=5.0, bob=5.0, cyd=5.0)
-    attempts = [(row.round, row.attempt) for row in far.ledger.rounds("test")]
-    assert attempts == [(0, 1), (1, 1), (2, 2), (3, 2)]
-
-
-def test_what_was_done_before_stays_in_the_ledger_and_is_marked(far: Lab) -> None:
+def test_the_state_of_that_round_is_what_sites_start_from_again_also_after_a_restart(far: Lab) -> None:
+    late, state = far.task("ann"), far.ledger.rounds("test")[1].state
     far.run.roll_back(1)
     history = far.ledger.rounds("test", rolled_back=True)
     assert [(row.round, row.rolled_back) for row in history] == [
-        (0, False),
-        (1, False),
-        (2, True),
-        (3, True),
-        (4, True),
+        *((n, False) for n in (0, 1)),
+        *((n, True) for n in (2, 3, 4)),
     ]
-    assert {task.task_status for task in far.ledger.tasks("test", 4)} == {"late"}
-    assert {task.reason for task in far.ledger.tasks("test", 4)} == {"rolled back to round 1"}
-
-
-def test_a_site_that_trains_is_called_off_and_its_update_is_stale(far: Lab) -> None:
-    late = far.task("ann")
-    far.run.roll_back(2)
-    assert far.beat("ann", late.task_id) is Signal.ABORT
+    told = {(task.task_status, task.reason) for task in far.ledger.tasks("test", 4)}
+    assert told == {("late", "rolled back to round 1")}
+    assert far.beat("ann", late.task_id) is Signal.ABORT  # a site that trains is called off
     assert far.push("ann", far.model(9.0), late).verdict is Verdict.LATE
+    far.restart()
+    assert far.value == 1.0
+    far.later(0.0)
+    assert (far.task("ann").round, far.address) == (2, state)
+    far.restart()
+    assert isinstance(far.phase, phases.Collecting)
+    assert (far.phase.round, far.phase.attempt) == (2, 2)
+    far.round(ann=5.0, bob=5.0, cyd=5.0)
+    attempts = [(row.round, row.attempt) for row in far.ledger.rounds("test")]
+    assert attempts == [(0, 1), (1, 1), (2, 2), (3, 2)]
 
 
 def test_an_update_that_counted_before_is_still_a_duplicate(far: Lab) -> None:
@@ -86,28 +77,9 @@ def test_a_site_that_comes_after_it_is_asked_for_its_scores_once_it_has_trained(
     assert {site for site in far.here if far.asked(site) is TaskKind.SCORE} == {*SITES, "dan", "eva"}
 
 
-def test_a_restart_after_it_goes_on_from_there(far: Lab) -> None:
-    far.run.roll_back(1)
-    far.restart()
-    assert far.value == 1.0
-    far.later(0.0)
-    assert far.task("bob").round == 2
-    far.restart()
-    assert isinstance(far.phase, phases.Collecting)
-    assert (far.phase.round, far.phase.attempt) == (2, 2)
-
-
-def test_the_run_ends_as_if_the_rounds_had_never_been(far: Lab) -> None:
-    far.run.roll_back(0)
-    far.later(0.0)
-    for value in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0):
-        far.round(ann=value, bob=value, cyd=value)
-    assert far.phase == phases.FinishedPhase("completed", RoundOutcome.COMPLETED)
-    assert far.value == 6.0
-
-
 def test_abandoned_attempts_of_before_do_not_count_against_the_round(make: MakeLab) -> None:
     lab = make(federation={"max_attempts": 2}).begin()
+    lab.push("ann", lab.model(1.0))  # which does not stand
     lab.later(100.0, alive=SITES)
     lab.later(0.0)
     assert isinstance(lab.phase, phases.Collecting)
@@ -115,6 +87,7 @@ def test_abandoned_attempts_of_before_do_not_count_against_the_round(make: MakeL
     lab.run.roll_back(0)
     lab.later(0.0)
     assert (lab.phase.attempt, lab.phase.tries) == (3, 0)
+    assert lab.task("ann").state_round == 0
     lab.restart()
     assert isinstance(lab.phase, phases.Collecting)
     assert lab.phase.tries == 0
@@ -140,8 +113,7 @@ def test_a_state_that_was_discarded_is_refused_and_nothing_changes(make: MakeLab
 def test_the_last_round_is_refused_since_none_would_follow_it(make: MakeLab, *, ended: bool) -> None:
     lab = make().begin()
     lab.round(ann=1.0, bob=1.0, cyd=1.0)
-    for site in SITES:
-        lab.push(site, lab.model(2.0))
+    lab.train(2.0)
     if ended:
         lab.later(100.0)  # no score comes
         assert isinstance(lab.phase, phases.FinishedPhase)
@@ -154,31 +126,20 @@ def test_the_last_round_is_refused_since_none_would_follow_it(make: MakeLab, *, 
     assert row.outcome is (RoundOutcome.COMPLETED if ended else None)
     lab.run.roll_back(1)
     assert lab.phase == phases.Idle(2)
+    row = lab.ledger.run("test")
+    assert row is not None
+    assert (row.outcome, row.ended_at, row.reason) == (None, None, None)
 
 
 def test_a_round_that_is_being_aggregated_is_waited_for(make: MakeLab, workshop: Later) -> None:
     lab = make(work=workshop)
-    lab.enroll(*SITES)
-    lab.later(0)
+    lab.gather()
     lab.first_models()
     with pytest.raises(ConflictError, match="try again"):
         lab.run.roll_back(0)
     workshop.finish()
     lab.run.roll_back(0)
     assert lab.phase == phases.Idle(1)
-
-
-def test_a_run_that_had_ended_goes_on(make: MakeLab) -> None:
-    lab = make().begin()
-    for value in (1.0, 2.0):
-        lab.round(ann=value, bob=value, cyd=value)
-    assert isinstance(lab.phase, phases.FinishedPhase)
-    lab.run.roll_back(1)
-    row = lab.ledger.run("test")
-    assert row is not None
-    assert (row.outcome, row.ended_at, row.reason) == (None, None, None)
-    lab.later(0.0)
-    assert lab.task("ann").round == 2
 
 
 def test_a_fit_says_which_update_of_the_site_stands(far: Lab) -> None:
@@ -192,22 +153,3 @@ def test_a_fit_says_which_update_of_the_site_stands(far: Lab) -> None:
     assert far.ledger.standing_rounds("test") == {"ann": 1, "bob": 1, "cyd": 1}
     far.round(ann=5.0, bob=5.0, cyd=5.0)
     assert far.task("ann").state_round == 2
-
-
-def test_an_update_for_an_attempt_that_was_abandoned_does_not_stand(make: MakeLab) -> None:
-    lab = make().begin()
-    assert lab.task("ann").state_round == 0
-    lab.push("ann", lab.model(1.0))
-    lab.later(1000.0, alive=SITES)
-    lab.later(0.0)
-    assert isinstance(lab.phase, phases.Collecting)
-    assert (lab.phase.round, lab.phase.attempt) == (1, 2)
-    assert lab.task("ann").state_round == 0
-
-
-def test_only_a_fit_says_so(make: MakeLab) -> None:
-    lab = make()
-    lab.enroll(*SITES)
-    lab.later(0)
-    asked = [lab.task(site) for site in SITES if lab.asked(site) is not None]
-    assert [(task.kind, task.state_round) for task in asked] == [(TaskKind.INITIALISE, None)] * 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from protofed.common import codec
-from protofed.common.errors import ConfigError, FailureReason, FencedError, NotEnrolledError, ProtocolError
+from protofed.common.errors import FailureReason, FencedError, NotEnrolledError, ProtocolError
 from protofed.common.payload import Part, same_tensors
 from protofed.common.protocol.messages import (
     Activity,
@@ -36,18 +35,9 @@ if TYPE_CHECKING:
 # The life of a run
 
 
-def test_nobody_is_asked_for_anything_before_there_are_sites(make: MakeLab) -> None:
-    lab = make()
-    lab.later(1)
-    assert lab.phase == phases.Idle(0, since=1.0)
-    assert lab.ledger.rounds("test") == []
-
-
 def test_round_0_asks_two_trainers_for_a_model_and_nobody_else_for_anything(make: MakeLab) -> None:
     lab = make()
-    lab.enroll("eva", role=Role.EVALUATOR)
-    lab.enroll("ann", "bob", "cyd")
-    lab.later(0)
+    lab.gather("eva")
     makers = lab.makers()
     assert len(makers) == 2
     task = lab.task(makers[0])
@@ -66,8 +56,7 @@ def reasons(lab: Lab) -> list[str]:
 
 def test_first_models_that_differ_do_not_count_and_all_sites_are_asked(make: MakeLab) -> None:
     lab = make()
-    lab.enroll("ann", "bob", "cyd")
-    lab.later(0)
+    lab.gather()
     one, other = lab.makers()
     lab.push(one, lab.model(0.0))
     lab.push(other, lab.model(1.0))
@@ -105,18 +94,9 @@ def test_a_run_whose_sites_never_agree_on_the_first_model_stops_and_names_their_
         assert lab.announce(lab.model(float(ord(site[0]))))[0].digest[:16] in lab.phase.reason
 
 
-def test_a_federation_of_one_site_needs_one_first_model(make: MakeLab) -> None:
-    lab = make(federation={"min_sites": 1, "quorum": 1})
-    lab.enroll("ann")
-    lab.later(0)
-    lab.push("ann", lab.model(0.0))
-    assert lab.value == 0.0
-
-
 def test_a_first_model_is_no_larger_than_the_recipe_says(make: MakeLab) -> None:
     lab = make(federation={"max_model_mb": 1e-4})
-    lab.enroll("ann", "bob", "cyd")
-    lab.later(0)
+    lab.gather()
     receipt = lab.push(lab.makers()[0], lab.model(0.0))
     assert receipt.verdict is Verdict.REFUSED
     assert "max_model_mb" in receipt.reason
@@ -134,6 +114,10 @@ def test_the_first_model_opens_round_1_at_once_for_all_trainers_with_the_same_ba
 def test_a_run_ends_completed_with_the_mean_of_its_last_round(lab: Lab) -> None:
     lab.round(ann=1.0, bob=2.0, cyd=6.0)
     assert lab.value == 3.0
+    assert lab.run.published is not None
+    assert same_tensors(codec.decode(lab.blobs.get(lab.address)), lab.run.published.state)
+    counter = lab.run.published.state[Part.BODY]["bn.batches"]
+    assert (counter.dtype.name, counter.tolist()) == ("int64", [6])  # integers take the maximum
     lab.round(ann=2.0, bob=4.0, cyd=0.0)
     assert lab.value == 2.0
     assert lab.phase == phases.FinishedPhase("completed", RoundOutcome.COMPLETED)
@@ -149,31 +133,16 @@ def test_a_run_ends_completed_with_the_mean_of_its_last_round(lab: Lab) -> None:
     ]
 
 
-def test_integer_tensors_take_the_maximum(lab: Lab) -> None:
-    lab.round(ann=1.0, bob=2.0, cyd=6.0)
-    assert lab.run.published is not None
-    counter = lab.run.published.state[Part.BODY]["bn.batches"]
-    assert (counter.dtype.name, counter.tolist()) == ("int64", [6])
-
-
-def test_the_published_blob_is_the_state(lab: Lab) -> None:
-    lab.round(ann=1.0, bob=2.0, cyd=6.0)
-    assert lab.run.published is not None
-    assert same_tensors(codec.decode(lab.blobs.get(lab.address)), lab.run.published.state)
-
-
 def test_disclosed_counts_weight_the_mean_and_only_if_the_recipe_says_so(make: MakeLab) -> None:
     for weighting, mean in (("examples", 2.0), ("uniform", 3.0)):
         lab = make(method={"name": "fedavg", "weighting": weighting}, federation={"min_sites": 2}).begin()
         lab.push("ann", lab.model(0.0), weight=4)
         lab.push("bob", lab.model(8.0), weight=2)
-        lab.push("cyd", lab.model(1.0), weight=2) if weighting == "uniform" else lab.push(
-            "cyd", lab.model(0.0), weight=2
-        )
+        lab.push("cyd", lab.model(1.0 if weighting == "uniform" else 0.0), weight=2)
         assert lab.value == mean
 
 
-@pytest.mark.parametrize("order", [*itertools.permutations(["ann", "bob", "cyd"])])
+@pytest.mark.parametrize("order", [("cyd", "bob", "ann"), ("bob", "cyd", "ann")])
 def test_the_order_of_arrival_does_not_change_a_bit(make: MakeLab, order: tuple[str, ...]) -> None:
     values = {"ann": 0.1, "bob": 1e8, "cyd": -1e8}  # float32 sums of these depend on their order
     lab, other = make().begin(), make().begin()
@@ -182,16 +151,6 @@ def test_the_order_of_arrival_does_not_change_a_bit(make: MakeLab, order: tuple[
     for site in order:
         other.push(site, other.model(values[site]))
     assert lab.address == other.address
-
-
-def test_sites_are_told_when_there_is_something_to_ask_for(make: MakeLab) -> None:
-    lab = make().begin()
-    makers, trainers = lab.told
-    assert makers is not None
-    assert (len(makers), makers < {"ann", "bob", "cyd"}) == (2, True)
-    assert trainers == frozenset({"ann", "bob", "cyd"})
-    lab.run.stop("enough")
-    assert lab.told[-1] is None
 
 
 def test_a_task_says_how_long_it_may_take(lab: Lab) -> None:
@@ -210,13 +169,6 @@ def test_only_the_blob_of_the_own_open_task_may_be_fetched(lab: Lab) -> None:
     assert not lab.run.invitations.may_fetch("ann", base)
     update = lab.ledger.updates("test", 1)[0].digest
     assert not lab.run.invitations.may_fetch("bob", update)
-
-
-def test_an_unknown_method_or_option_is_refused_before_the_run_begins(make: MakeLab) -> None:
-    with pytest.raises(ConfigError, match="fedavg"):
-        make(method={"name": "fedavgg"})
-    with pytest.raises(ConfigError, match="weighting"):
-        make(method={"name": "fedavg", "weigthing": "uniform"})
 
 
 # Rounds that do not go well
@@ -243,19 +195,6 @@ def test_a_round_below_quorum_is_abandoned_and_the_state_is_untouched(lab: Lab) 
     assert lab.task("bob").task_id != old
     lab.round(ann=1.0, bob=1.0, cyd=1.0)
     assert lab.value == 1.0  # the update of the abandoned attempt does not count
-
-
-def test_too_many_abandoned_attempts_fail_the_run(make: MakeLab) -> None:
-    lab = make(federation={"max_attempts": 2}).begin()
-    for _ in range(2):
-        lab.later(0.0)
-        lab.later(100.0, alive=("ann", "bob", "cyd"))
-    assert isinstance(lab.phase, phases.FinishedPhase)
-    assert lab.phase.failed
-    row = lab.ledger.run("test")
-    assert row is not None
-    assert row.failed
-    assert "abandoned 2 times" in (row.reason or "")
 
 
 def test_an_operators_stop_is_no_failure(lab: Lab) -> None:
@@ -350,12 +289,6 @@ def test_too_few_updates_that_can_still_be_read_abandon_the_attempt_and_leave_th
     assert abandoned.startswith("1 update left, quorum 2 (ann: blob")
 
 
-def test_a_site_that_must_take_part_is_not_done_without_when_its_update_rots(rotting: Callable[..., Lab]) -> None:
-    lab = rotting("ann", federation={"required_sites": ["ann"]})
-    assert lab.value == 0.0
-    assert "; without ann no round counts" in str(lab.ledger.rounds("test")[1].abandoned)
-
-
 def test_an_outlier_is_rejected_and_the_rest_averaged(lab: Lab) -> None:
     for site, value in (("ann", 1.0), ("bob", 1e4), ("cyd", 3.0)):
         assert lab.push(site, lab.model(value)).verdict is Verdict.ACCEPTED
@@ -368,13 +301,7 @@ def test_an_outlier_is_rejected_and_the_rest_averaged(lab: Lab) -> None:
     assert lab.has(aside.digest)  # kept, and named
 
 
-def test_an_update_beyond_the_largest_norm_is_refused_and_a_smaller_one_still_taken(lab: Lab) -> None:
-    receipt = lab.push("ann", lab.model(1e30))
-    assert (receipt.verdict, lab.ledger.updates("test", 1)[0].code) == (Verdict.REFUSED, "norm")
-    assert lab.push("ann", lab.model(1.0)).verdict is Verdict.ACCEPTED
-
-
-@pytest.mark.parametrize("weight", [1.0, 9.0, 1001.0, 1e9])
+@pytest.mark.parametrize("weight", [9.0, 1001.0])
 def test_an_example_count_that_jumps_is_refused(lab: Lab, weight: float) -> None:
     lab.push("ann", lab.model(1.0), weight=100.0)
     lab.round(bob=1.0, cyd=1.0)
@@ -399,26 +326,16 @@ def test_a_site_cannot_fill_the_disk_with_updates_that_are_refused(lab: Lab) -> 
     assert lab.value == 1.0
 
 
-def test_an_upload_for_another_round_than_its_task_is_refused(lab: Lab) -> None:
-    task, (manifest, _) = lab.task("ann"), lab.announce(lab.model(1.0))
-    with pytest.raises(ProtocolError, match="belongs to round 1, not to round 2"):
-        lab.intake.begin("ann", "daemon-ann", task.task_id, 2, task.base_digest, manifest)
-
-
 # Heartbeats
 
 
-def test_a_heartbeat_of_the_open_task_goes_on_and_notes_the_start(lab: Lab) -> None:
-    task = lab.task("ann")
-    assert lab.beat("ann", task.task_id, epoch=1) is Signal.CONTINUE
-    assert lab.beat("ann", task.task_id, epoch=2) is Signal.CONTINUE
-    row = lab.ledger.task(task.task_id)
+def test_a_heartbeat_of_the_open_task_goes_on_and_one_that_nobody_waits_for_aborts(lab: Lab) -> None:
+    old, bobs = lab.task("ann").task_id, lab.task("bob").task_id
+    for epoch in (1, 2):
+        assert lab.beat("ann", old, epoch=epoch) is Signal.CONTINUE
+    row = lab.ledger.task(old)
     assert row is not None
     assert row.task_status == "started"
-
-
-def test_a_heartbeat_of_a_task_that_nobody_waits_for_aborts(lab: Lab) -> None:
-    old, bobs = lab.task("ann").task_id, lab.task("bob").task_id
     assert lab.beat("ann", bobs) is Signal.ABORT
     assert lab.beat("ann", "never-given") is Signal.ABORT
     lab.later(100.0, alive=("ann", "bob", "cyd"))
@@ -426,21 +343,6 @@ def test_a_heartbeat_of_a_task_that_nobody_waits_for_aborts(lab: Lab) -> None:
     lab.later(0.5)
     assert lab.beat("ann", old) is Signal.ABORT
     assert lab.beat("ann", lab.task("ann").task_id) is Signal.CONTINUE
-
-
-def test_over_selected_sites_are_aborted_once_they_are_not_needed(make: MakeLab) -> None:
-    lab = make(federation={"participation": 0.6, "over_selection": 1.5, "quorum": 2}).begin()
-    task_id = lab.task("cyd").task_id
-    lab.push("ann", lab.model(1.0))
-    lab.push("bob", lab.model(1.0))
-    assert lab.beat("cyd", task_id) is Signal.ABORT
-
-
-def test_an_idle_heartbeat_keeps_a_site_alive_and_aborts_nothing(lab: Lab) -> None:
-    lab.clock.now += 49.0
-    assert lab.beat("ann", "", activity=Activity.IDLE) is Signal.CONTINUE
-    lab.clock.now += 49.0
-    assert lab.presence.alive(Role.TRAINER, 50.0) == {"ann"}
 
 
 def test_a_failure_is_written_down_and_the_site_is_asked_no_more_in_this_round(lab: Lab) -> None:
@@ -492,17 +394,6 @@ def test_failures_that_make_the_quorum_unreachable_abandon_at_once(lab: Lab) -> 
     assert lab.asked("ann") is TaskKind.FIT
 
 
-def test_when_a_site_cannot_make_the_model_all_are_asked(make: MakeLab) -> None:
-    lab = make()
-    lab.enroll("eva", role=Role.EVALUATOR)
-    lab.enroll("ann", "bob", "cyd")
-    lab.later(0)
-    failing, _ = lab.makers()
-    lab.beat(failing, lab.task(failing).task_id, activity=Activity.FAILED, failure=FailureReason.REFUSED)
-    lab.later(0)
-    assert set(lab.makers()) == {"ann", "bob", "cyd"}
-
-
 def test_a_hung_site_is_lost_although_its_heart_beats(lab: Lab) -> None:
     task_id = lab.task("cyd").task_id
     lab.push("ann", lab.model(1.0))
@@ -515,32 +406,13 @@ def test_a_hung_site_is_lost_although_its_heart_beats(lab: Lab) -> None:
     assert lab.value == 2.0
 
 
-def test_a_slow_site_that_gets_on_is_waited_for(make: MakeLab) -> None:
-    lab = make(federation={"deadline_s": 1000.0}).begin()
-    task_id = lab.task("cyd").task_id
-    lab.push("ann", lab.model(1.0))
-    lab.push("bob", lab.model(3.0))
-    for _ in range(10):
-        lab.clock.now += 40.0
-        assert lab.beat("cyd", task_id, epoch=1, epochs=3, making_progress=True) is Signal.CONTINUE
-        lab.run.tick()
-    assert isinstance(lab.phase, phases.Collecting)
-    assert lab.phase.round == 1
-
-
 # Scores
 
 
-def test_scores_are_asked_of_evaluators_and_trainers_with_the_new_model(lab: Lab) -> None:
-    for site in ("ann", "bob", "cyd"):
-        lab.push(site, lab.model(1.0))
-    tasks = {site: lab.task(site) for site in ("ann", "bob", "cyd", "eva")}
-    assert {(task.kind, task.round, task.base_digest) for task in tasks.values()} == {(TaskKind.SCORE, 1, lab.address)}
-
-
 def test_the_next_round_opens_when_all_scores_are_there(lab: Lab) -> None:
-    for site in ("ann", "bob", "cyd"):
-        lab.push(site, lab.model(1.0))
+    lab.train(1.0)
+    tasks = [lab.task(site) for site in ("ann", "bob", "cyd", "eva")]
+    assert {(task.kind, task.round, task.base_digest) for task in tasks} == {(TaskKind.SCORE, 1, lab.address)}
     for site, value in (("ann", 0.5), ("bob", 0.25), ("cyd", 1.0)):
         lab.score(site, value)
     assert isinstance(lab.phase, phases.Evaluating)
@@ -559,8 +431,7 @@ def test_a_method_without_a_global_model_asks_no_evaluator_for_scores(make: Make
 
 
 def test_scores_sent_twice_or_too_late_are_dropped_politely(lab: Lab) -> None:
-    for site in ("ann", "bob", "cyd"):
-        lab.push(site, lab.model(1.0))
+    lab.train(1.0)
     anns, bobs = lab.task("ann"), lab.task("bob")
     lab.score("ann", 0.5, anns)
     lab.score("ann", 0.75, anns)
@@ -619,19 +490,9 @@ def test_an_update_with_a_number_that_no_training_gives_is_refused(lab: Lab, nam
 def test_scores_do_not_answer_a_fit_task_nor_another_sites(lab: Lab) -> None:
     with pytest.raises(ProtocolError, match="no such task"):
         lab.score("ann", task=lab.task("ann"))
-    for site in ("ann", "bob", "cyd"):
-        lab.push(site, lab.model(1.0))
+    lab.train(1.0)
     with pytest.raises(ProtocolError, match="no such task"):
         lab.score("ann", task=lab.task("bob"))
-
-
-def test_a_site_that_cannot_score_is_not_waited_for(lab: Lab) -> None:
-    for site in ("ann", "bob", "cyd"):
-        lab.push(site, lab.model(1.0))
-    for site in ("ann", "bob", "cyd"):
-        lab.score(site)
-    lab.beat("eva", lab.task("eva").task_id, activity=Activity.FAILED, failure=FailureReason.DATA)
-    assert lab.asked("ann") is TaskKind.FIT
 
 
 # Who may call
@@ -657,12 +518,13 @@ def test_nobody_gets_a_task_without_enrolling_and_the_older_daemon_none_at_all(l
 
 def test_while_a_round_is_aggregated_nothing_moves_and_late_updates_are_stale(make: MakeLab, workshop: Later) -> None:
     lab = make(work=workshop)
-    lab.enroll("eva", role=Role.EVALUATOR)
-    lab.enroll("ann", "bob", "cyd")
-    lab.later(0)
+    lab.gather("eva")
     lab.first_models()
     assert isinstance(lab.phase, phases.Aggregating)
     workshop.finish()
+    makers, trainers = lab.told  # that there is something to ask for
+    assert makers is not None
+    assert (len(makers), makers < {"ann", "bob", "cyd"}, trainers) == (2, True, frozenset({"ann", "bob", "cyd"}))
     late = lab.task("cyd")
     lab.push("ann", lab.model(1.0))
     lab.push("bob", lab.model(3.0))
@@ -674,13 +536,13 @@ def test_while_a_round_is_aggregated_nothing_moves_and_late_updates_are_stale(ma
     assert isinstance(lab.phase, phases.Aggregating)
     workshop.finish()
     assert lab.value == 2.0
-
-
-def test_an_aggregation_that_ends_after_the_run_was_stopped_changes_nothing(make: MakeLab, workshop: Later) -> None:
-    lab = make(work=workshop)
-    lab.enroll("ann", "bob", "cyd")
-    lab.later(0)
-    lab.first_models()
+    for site in ("ann", "bob", "cyd", "eva"):
+        lab.score(site) if lab.asked(site) else None
+    lab.later(1000.0)
+    lab.gather()
+    lab.train(7.0)
+    assert isinstance(lab.phase, phases.Aggregating)
     lab.run.stop("enough")
-    workshop.finish()
-    assert lab.phase == phases.FinishedPhase("enough", RoundOutcome.ABORTED)
+    assert lab.told[-1] is None
+    workshop.finish()  # which changes nothing any more
+    assert (lab.run.phase, lab.value) == (phases.FinishedPhase("enough", RoundOutcome.ABORTED), 2.0)

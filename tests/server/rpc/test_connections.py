@@ -44,11 +44,6 @@ def name(key: Endpoint) -> str:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def guard(clock: Clock) -> ConnectionGuard:
     return ConnectionGuard(ROOM, clock)
 
@@ -101,14 +96,11 @@ def test_a_certificate_keeps_the_connections_that_it_used_last() -> None:
     assert surplus_of(held, 4096, 1.0) == [at(1), at(2), at(3)]
 
 
-def test_strangers_of_one_address_have_a_quarter_and_the_oldest_go() -> None:
+def test_strangers_of_one_address_have_a_quarter_of_all_have_half_and_the_oldest_go() -> None:
     held = {at(port): PeerConnection(float(-port)) for port in range(20)}
     assert surplus_of(held, ROOM, 0.0) == [at(16), at(17), at(18), at(19)]
     held = {(f"2001:db8::{port:x}", port): PeerConnection(float(-port)) for port in range(20)}  # one network of 2^64
     assert len(surplus_of(held, ROOM, 0.0)) == 4
-
-
-def test_strangers_of_all_addresses_have_half() -> None:
     held = {at(port, f"10.0.0.{port}"): PeerConnection(-port / 2) for port in range(40)}
     sites = {at(port, f"10.0.1.{port}"): PeerConnection(-1e6, f"site-{port}") for port in range(40)}
     assert surplus_of(held | sites, ROOM, 0.0) == sorted(at(port, f"10.0.0.{port}") for port in range(32, 40))
@@ -133,7 +125,7 @@ def test_the_connections_of_a_port_are_found_and_only_those_named_are_shut() -> 
             one.close()
 
 
-def test_a_handshake_without_a_call_counts_once() -> None:
+def test_a_handshake_without_a_call_counts_once_and_nothing_is_kept_of_connections_that_have_ended() -> None:
     handshakes = HandshakeCounter()
     for _ in range(5):
         handshakes.handshake_started()
@@ -150,9 +142,6 @@ def test_a_handshake_without_a_call_counts_once() -> None:
         handshakes.call_arrived("ipv4:127.0.0.1:2")
         assert handshakes.log_failed() == 1
     assert [(line["count"], line["of"]) for line in logs] == [(4, 5), (1, 1)]
-
-
-def test_nothing_is_kept_of_connections_that_have_ended() -> None:
     handshakes = HandshakeCounter()
     for minute in range(100):
         for port in range(10):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from traceback import extract_tb
 from typing import Any, cast
@@ -75,7 +75,6 @@ def judged(
     server: Server,
     *calls: tuple[str, str],
     cut_short: int | None = None,
-    meanwhile: Callable[[], Any] = lambda: None,
 ) -> list[Receipt | BaseException]:
     """The answers to calls, (run, site) each, of which all but the first come while the coordinator is busy."""
 
@@ -91,7 +90,6 @@ def judged(
             await asyncio.sleep(0)
             if cut_short is not None:
                 tasks[cut_short].cancel()
-            meanwhile()
             busy.set()
             return await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -121,12 +119,17 @@ def test_a_call_that_is_cut_short_is_recorded_and_stops_no_other() -> None:
     assert server.judged == ["ann", "bob cyd"]
 
 
-def test_what_cannot_be_made_durable_is_not_judged() -> None:
+@pytest.mark.parametrize(
+    "error", [DiskFailureError("the disk has failed"), OverQuotaError("short of memory", retry_after_s=30.0)], ids=repr
+)
+def test_what_cannot_be_made_durable_is_not_judged(error: Exception) -> None:
     server = Server()
-    server.fails = DiskFailureError("the disk has failed")
+    server.fails = error
     answers = judged(server, ("run", "ann"), ("run", "bob"), ("run", "cyd"))
-    assert [type(answer) for answer in answers] == [DiskFailureError] * 3
+    assert [type(answer) for answer in answers] == [type(error)] * 3
     assert len({id(answer) for answer in answers}) == 3
+    said = getattr(error, "retry_after_s", None)  # beside its text
+    assert [getattr(answer, "retry_after_s", None) for answer in answers] == [said] * 3
     assert server.judged == []
 
 
@@ -144,13 +147,6 @@ def test_an_error_that_nobody_expects_answers_all_calls_and_says_where_it_came_f
     assert [type(answer) for answer in answers] == [BrokenError] * 3
     traceback = answers[0].__traceback__ if isinstance(answers[0], BaseException) else None
     assert "sync" in [frame.name for frame in extract_tb(traceback)]
-
-
-def test_what_an_error_says_beside_its_text_reaches_all_calls() -> None:
-    server = Server()
-    server.fails = OverQuotaError("short of memory", retry_after_s=30.0)
-    answers = judged(server, ("run", "ann"), ("run", "bob"), ("run", "cyd"))
-    assert [getattr(answer, "retry_after_s", None) for answer in answers] == [30.0] * 3
 
 
 def together(server: Server, *commits: Commit) -> list[Receipt | BaseException]:

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import structlog
 from google.protobuf.message_factory import GetMessageClass
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.support.raw_client import FEDERATION, MODEL, RawClient, refused
 
 from protofed.common import codec
@@ -120,10 +119,6 @@ def test_a_daemon_that_does_not_wait_for_a_run_is_told_at_once_that_there_is_non
     assert short.WhichOneof("answer") == "finished"
 
 
-def test_a_stranger_is_told_to_enroll(connect: Callable[..., RawClient]) -> None:
-    assert refused(connect().task)[0] is Code.UNAUTHENTICATED
-
-
 def test_a_newer_daemon_fences_the_older(connect: Callable[..., RawClient], client: RawClient) -> None:
     newer = connect(instance="b").enroll()
     code, text = refused(client.task)
@@ -132,7 +127,7 @@ def test_a_newer_daemon_fences_the_older(connect: Callable[..., RawClient], clie
     assert newer.task()
 
 
-@pytest.mark.parametrize("bad", ["../../x", "a" * 65, "A", "", "a\0b", "sité", "сайт"])
+@pytest.mark.parametrize("bad", ["../../x", "", "сайт"])
 def test_bad_ids_are_refused_before_anything_is_touched(
     bad: str, server: Any, connect: Callable[..., RawClient]
 ) -> None:
@@ -143,26 +138,12 @@ def test_bad_ids_are_refused_before_anything_is_touched(
     assert sorted(server.blobs._folder.rglob("*")) == before
 
 
-def test_empty_messages_are_refused(client: RawClient) -> None:
+def test_empty_and_huge_messages_are_refused(client: RawClient) -> None:
     calls = [method.name for method in FEDERATION.methods]
     empty = [GetMessageClass(method.input_type)() for method in FEDERATION.methods]
     codes = [refused(client.say, call, message)[0] for call, message in zip(calls, empty, strict=True)]
     assert codes == [Code.INVALID_ARGUMENT] * 8
-
-
-def test_unknown_calls_are_unimplemented(client: RawClient) -> None:
-    call: Callable[..., bytes] = client.channel.unary_unary("/protofed.protos.v1.Federation/Reflect")
-    assert refused(lambda: call(b"", timeout=10))[0] is Code.UNIMPLEMENTED
-
-
-def test_bytes_that_are_no_message_are_refused(client: RawClient) -> None:
-    call: Callable[..., bytes] = client.channel.unary_unary("/protofed.protos.v1.Federation/BeginUpload")
-    assert refused(lambda: call(b"\xff" * 100, timeout=10))[0] is Code.INVALID_ARGUMENT
-    assert client.task()
-
-
-def test_messages_above_the_limit_are_refused(client: RawClient) -> None:
-    assert refused(lambda: client.put("x", 0, bytes(8 << 20)))[0] is Code.RESOURCE_EXHAUSTED
+    assert refused(lambda: client.put("x", 0, bytes(8 << 20)))[0] is Code.RESOURCE_EXHAUSTED  # above the limit
 
 
 def test_unforeseen_errors_show_an_incident_and_nothing_else(
@@ -192,20 +173,16 @@ def test_a_full_round_over_bare_calls(client: RawClient, server: Any) -> None:
     assert (again.verdict, again.record_hash) == (pb.VERDICT_DUPLICATE, receipt.record_hash)
 
 
-def test_a_blob_is_for_those_whose_task_names_it(client: RawClient, connect: Callable[..., RawClient]) -> None:
-    client.push(client.task(), MODEL)
-    fit = client.task()
-    other = connect(site="site-2").enroll()
-    request = pb.GetChunkRequest(caller=other.caller, run=RUN, digest=fit.base_digest, index=0)
-    assert refused(lambda: other.say("GetChunk", request))[0] is Code.PERMISSION_DENIED
-
-
-def test_another_sites_task_and_upload_are_refused(client: RawClient, connect: Callable[..., RawClient]) -> None:
+def test_another_sites_task_upload_and_blob_are_refused(client: RawClient, connect: Callable[..., RawClient]) -> None:
     task, data = client.task(), codec.encode(MODEL)
     upload = client.say("BeginUpload", client.announcement(task, data, MODEL)).upload.id
     other = connect(site="site-2").enroll()
     assert refused(lambda: other.push(task, MODEL))[0] is Code.INVALID_ARGUMENT
     assert refused(lambda: other.put(upload, 0, data))[0] is Code.FAILED_PRECONDITION
+    client.push(task, MODEL)
+    base, third = client.task().base_digest, connect(site="site-3").enroll()
+    request = pb.GetChunkRequest(caller=third.caller, run=RUN, digest=base, index=0)
+    assert refused(lambda: third.say("GetChunk", request))[0] is Code.PERMISSION_DENIED
 
 
 def test_chunks_are_checked_one_by_one(client: RawClient) -> None:
@@ -220,22 +197,15 @@ def test_chunks_are_checked_one_by_one(client: RawClient) -> None:
     assert "the first is 0" in text
 
 
-def test_other_bytes_for_a_chunk_are_a_contradiction(client: RawClient) -> None:
-    task, data = client.task(), codec.encode(MODEL)
-    upload = client.say("BeginUpload", client.announcement(task, data, MODEL)).upload.id
-    client.put(upload, 0, data)
-    client.put(upload, 0, data)
-    code, text = refused(lambda: client.put(upload, 0, bytes(len(data))))
-    assert (code, text) == (Code.ALREADY_EXISTS, "chunk 0 was sent before with other bytes")
-
-
 def test_a_contradiction_is_logged_once_however_often_it_comes(client: RawClient) -> None:
     task, data = client.task(), codec.encode(MODEL)
     upload = client.say("BeginUpload", client.announcement(task, data, MODEL)).upload.id
-    client.put(upload, 0, data)
+    for _ in range(2):
+        client.put(upload, 0, data)
     with structlog.testing.capture_logs() as logs:
         for _ in range(5):
-            assert refused(lambda: client.put(upload, 0, bytes(len(data))))[0] is Code.ALREADY_EXISTS
+            code, text = refused(lambda: client.put(upload, 0, bytes(len(data))))
+            assert (code, text) == (Code.ALREADY_EXISTS, "chunk 0 was sent before with other bytes")
     assert [line["event"] for line in logs].count("equivocation") == 1
 
 
@@ -364,7 +334,7 @@ def test_bytes_that_are_not_what_was_announced_never_count(client: RawClient) ->
 
 @pytest.mark.parametrize(
     "changes",
-    [{"run": "other"}, {"round": 7}, {"task_id": "f" * 32}, {"digest": "0" * 64}],
+    [{"run": "other"}, {"digest": "0" * 64}],
     ids=lambda c: next(iter(c)),
 )
 def test_a_commit_that_names_something_else_than_its_upload_is_refused(
@@ -378,22 +348,9 @@ def test_a_commit_that_names_something_else_than_its_upload_is_refused(
     assert client.commit(task, ticket.upload.id).verdict == pb.VERDICT_ACCEPTED
 
 
-def test_values_that_are_not_finite_are_invalid(client: RawClient) -> None:
-    poisoned = {**MODEL, Part.BODY: {"w": np.full((2, 3), np.nan, dtype=np.float32)}}
-    receipt = client.push(client.task(), poisoned)
-    assert receipt.verdict == pb.VERDICT_REFUSED
-    assert receipt.reason == "body/w has values that are not finite"
-
-
 def test_an_update_of_another_shape_is_invalid_before_a_byte_is_sent(client: RawClient) -> None:
     client.push(client.task(), MODEL)
     fit = client.task()
     receipt = client.push(fit, {**MODEL, Part.HEAD: {"weight": np.ones((3, 10), dtype=np.float32)}})
     assert receipt.verdict == pb.VERDICT_REFUSED
     assert receipt.reason == "head/weight is float32 [3, 10], expected float32 [10, 3]"
-
-
-def test_health_is_serving(server: Any) -> None:
-    with grpc.insecure_channel(server.address) as channel:
-        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
-    assert answer.status == health_pb2.HealthCheckResponse.SERVING

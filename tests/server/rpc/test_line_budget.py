@@ -209,54 +209,37 @@ def test_a_call_of_another_site_leaves_a_transfer_open(log: Log) -> None:
     assert [facts["calls"] for facts in log.told() if "calls" in facts] == [2, 2]
 
 
-def test_a_transfer_without_another_call_has_its_line_within_the_minute(log: Log) -> None:
-    log.note(*[put(number) for number in range(7)])
-    log.clock.now += EVERY_S
-    log.note(beat(peer=BOB))
-    assert [facts.get("calls") for facts in log.told()] == [7, None]
-
-
-def test_a_server_that_is_stopped_writes_its_transfers(log: Log) -> None:
-    log.note(put(), put(1), get())
-    log.audit.close()
-    assert [(facts["call"], facts["calls"]) for facts in log.told()] == [("PutChunk", 2), ("GetChunk", 1)]
-
-
-def test_another_instance_of_a_daemon_goes_on_with_the_same_transfer(log: Log) -> None:
-    log.note(*[put(instance=f"{number:02x}") for number in range(20)], beat())
-    assert log.told()[0]["calls"] == 20
-
-
 def test_other_blobs_have_lines_of_their_own_and_each_refused_chunk_has(log: Log) -> None:
+    log.note(*[put(instance=f"{number:02x}") for number in range(7)])  # other instances of a daemon go on with it
+    log.clock.now += EVERY_S
+    log.note(beat(peer=BOB))  # within the minute, without another call of its own
+    assert [facts.get("calls") for facts in log.told()] == [7, None]
     log.note(*[put(0, f"u{number}.d") for number in range(5)], get(0), get(1), get(0, "other"))
     log.note(*[put(0, code="ALREADY_EXISTS") for _ in range(3)], put(0, peer=BOB))
-    log.audit.close()
-    lines = log.told()
+    log.audit.close()  # a server that is stopped writes its transfers
+    lines = log.told()[2:]
     assert [facts["code"] for facts in lines].count("ALREADY_EXISTS") == 3
     assert len(lines) == 5 + 2 + 3 + 1
 
 
 def test_a_certificate_above_its_lines_of_a_day_is_counted_and_others_are_not(log: Log) -> None:
-    log.budget.charge(ANN, DAY_BYTES)
-    log.note(*[beat(number) for number in range(50)], beat(peer=BOB), beat(peer=PLAINTEXT))
-    assert [facts["peer"]["name"] for facts in log.told()] == ["bob", ""]
-    log.audit.close()
-    assert [facts["calls"] for facts in log.told("counted")] == [{"Heartbeat OK": 50}]
-
-
-def test_a_budget_comes_back_within_a_day(log: Log) -> None:
+    log.note(beat(peer=BOB))
+    assert 200 < DAY_BYTES - log.budget._bucket(BOB).left <= log.path.stat().st_size
     log.budget.charge(ANN, 2 * DAY_BYTES)
+    log.note(*[beat(number) for number in range(50)], beat(peer=PLAINTEXT))
+    assert [facts["peer"]["name"] for facts in log.told()] == ["bob", ""]
+    invented = [entry(f"Invented{number}", pb.HeartbeatRequest(), code="UNIMPLEMENTED") for number in range(300)]
+    log.note(*invented)
     log.clock.now += DAY_S * 0.99
-    log.note(beat(1))
-    log.clock.now += DAY_S * 0.02
+    log.note(beat())
+    log.clock.now += DAY_S * 0.02  # the budget comes back within a day
     log.note(beat(2))
-    assert [facts["facts"]["epoch"] for facts in log.told()] == [2]
-
-
-def test_lines_take_from_the_budget_what_they_have_in_the_log(log: Log) -> None:
-    log.note(beat(1))
-    left = log.budget._bucket(ANN).left
-    assert 200 < DAY_BYTES - left <= log.path.stat().st_size
+    assert [facts["facts"]["epoch"] for facts in log.told()][2:] == [2]
+    log.audit.close()
+    counted = [facts["calls"] for facts in log.told("counted")]
+    assert sum(calls.get("Heartbeat OK", 0) for calls in counted) == 51
+    assert max(map(len, counted)) <= audit.MAX_NAMES + 1
+    assert sum(sum(calls.values()) for calls in counted) == 351
 
 
 def test_accepted_updates_and_what_operators_do_always_have_lines(log: Log) -> None:
@@ -317,15 +300,6 @@ def test_counts_are_written_by_themselves(log: Log, monkeypatch: pytest.MonkeyPa
 
     asyncio.run(scenario())
     assert [facts["calls"] for facts in log.told()] == [2]
-
-
-def test_names_of_calls_that_peers_invent_are_bounded(log: Log) -> None:
-    log.budget.charge(ANN, DAY_BYTES)
-    log.note(*[entry(f"Invented{number}", pb.HeartbeatRequest(), code="UNIMPLEMENTED") for number in range(300)])
-    log.audit.close()
-    (counted,) = log.told("counted")
-    assert len(counted["calls"]) == audit.MAX_NAMES + 1
-    assert sum(counted["calls"].values()) == 300
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,9 +47,6 @@ def test_otherwise_nine_tenths_of_the_control_group(
     for name, content in files.items():
         group(tmp_path, name, content)
     assert memory_limit(None, tmp_path, ours) == expected
-
-
-def test_there_is_no_limit_where_there_are_no_groups(tmp_path: Path) -> None:
     assert memory_limit(None, tmp_path, tmp_path / "nowhere") is None
 
 
@@ -62,14 +59,8 @@ def test_memory_is_short_above_the_limit_and_only_then() -> None:
     assert guard.short()
     now = 99
     assert not guard.short()
-
-
-def test_without_a_limit_it_never_is() -> None:
     assert not MemoryGuard(None, lambda: 1 << 60).short()
-
-
-def test_what_was_freed_is_given_back_before_anyone_is_refused() -> None:
-    readings = iter([101, 100])
+    readings = iter([101, 100])  # what was freed is given back before anyone is refused
     assert not MemoryGuard(100, lambda: next(readings)).short()
 
 

@@ -71,13 +71,12 @@ def troubled(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[D
     close_channels(daemons)
 
 
-@pytest.mark.parametrize("noisy", [False, True])
-def test_an_operator_is_told_whether_a_run_has_noise(desk: Desk, recipe_of: RecipeOf, noisy: bool) -> None:
+def test_an_operator_is_told_whether_a_run_has_noise(desk: Desk, recipe_of: RecipeOf) -> None:
     dp = {"noise_multiplier": 1.0, "max_unit_norm": 1.0, "sampling_rate": 0.1}
-    plan = {"batch_size": 16, "lr": 0.1, **({"dp": dp} if noisy else {})}
-    given = recipe_of("fedavg", name="second", plan=plan)
-    assert desk.call("StartRun", pb.StartRunRequest(recipe=given.wire())).noisy is noisy
-    assert desk.show("second").info.noisy is noisy
+    for name, more in (("second", {}), ("third", {"dp": dp})):
+        given = recipe_of("fedavg", name=name, plan={"batch_size": 16, "lr": 0.1, **more})
+        assert desk.call("StartRun", pb.StartRunRequest(recipe=given.wire())).noisy is bool(more)
+        assert desk.show(name).info.noisy is bool(more)
 
 
 def test_a_run_is_queued_in_the_ledger_when_it_is_answered(desk: Desk, recipe_of: RecipeOf) -> None:
@@ -100,7 +99,9 @@ def test_orders_change_the_status(desk: Desk) -> None:
     assert info.ended_at >= info.began_at
 
 
-def test_a_run_is_shown_with_every_fate_and_refusal(troubled: Desk) -> None:
+def test_a_run_is_shown_with_every_fate_and_refusal_and_by_threads_of_its_own(
+    troubled: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     detail = troubled.show()
     info, rounds = detail.info, {(row.round, row.attempt): row for row in detail.rounds}
     assert (info.status, info.round, info.rounds, info.invited, info.reported) == ("running", 2, 3, 6, 0)
@@ -128,9 +129,6 @@ def test_a_run_is_shown_with_every_fate_and_refusal(troubled: Desk) -> None:
     assert {task.kind for task in rounds[1, 1].sites} == {"fit"}
     assert rounds[1, 1].closed_at >= rounds[1, 1].opened_at > 0.0
     assert rounds[2, 1].closed_at == 0.0
-
-
-def test_what_speaks_against_a_model_is_shown(troubled: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(troubled.show().model_warnings) == []
     found = [
         ModelWarning(WarningCode.CHANCE, 1, None, "no better."),
@@ -141,11 +139,6 @@ def test_what_speaks_against_a_model_is_shown(troubled: Desk, monkeypatch: pytes
         ("chance", 1, "", "no better."),
         ("chance", 1, "site-2", "nor."),
     ]
-
-
-def test_what_reads_long_leaves_the_coordinators_connections_alone(
-    troubled: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
     ledger, read, threads = troubled.server.ledger, troubled.server.ledger._read, set[str]()
 
     def noted(query: Any, **values: Any) -> Any:
@@ -183,7 +176,7 @@ def test_sites_are_served_while_operators_verify(
     close_channels([site])
 
 
-def test_a_published_state_comes_out_again(troubled: Desk) -> None:
+def test_a_published_state_comes_out_again_and_a_run_goes_back(troubled: Desk) -> None:
     found = troubled.call("VerifyRound", pb.VerifyRoundRequest(run=RUN, round=1, attempt=1))
     assert (found.finding, found.recomputed) == ("same", found.published)
     assert found.published == troubled.show().rounds[1].state
@@ -192,9 +185,6 @@ def test_a_published_state_comes_out_again(troubled: Desk) -> None:
     assert (found.finding, found.recomputed) == ("not-kept", "")
     code, text = troubled.refused("VerifyRound", pb.VerifyRoundRequest(run=RUN, round=2, attempt=1))
     assert (code, "published nothing in attempt 1 of round 2" in text) == (Code.INVALID_ARGUMENT, True)
-
-
-def test_a_run_goes_back(troubled: Desk) -> None:
     info = troubled.call("RollBackRun", pb.RollBackRunRequest(run=RUN, round=0))
     assert (info.status, info.rolled_back) == ("running", 2)
     code, text = troubled.refused("RollBackRun", pb.RollBackRunRequest(run=RUN, round=77))
@@ -229,25 +219,22 @@ def test_a_group_is_shown_and_dissolved(troubled: Desk) -> None:
     assert (code, "is in no group" in text) == (Code.INVALID_ARGUMENT, True)
 
 
-REFUSALS: dict[str, tuple[str, Message, grpc.StatusCode, str]] = {
-    "no recipe": ("StartRun", pb.StartRunRequest(recipe="{"), Code.INVALID_ARGUMENT, "the recipe: "),
-    "unknown run": ("ShowRun", pb.ShowRunRequest(run="x"), Code.INVALID_ARGUMENT, f"expected one of: {RUN}"),
-    "unknown run to pause": ("PauseRun", pb.RunName(run="x"), Code.INVALID_ARGUMENT, "there is no run 'x'"),
-    "unknown run to end": ("AbortRun", pb.AbortRunRequest(run="x"), Code.INVALID_ARGUMENT, "there is no run 'x'"),
-    "no state yet": ("RollBackRun", pb.RollBackRunRequest(run=RUN), Code.INVALID_ARGUMENT, "expected one of none yet"),
-    "no id": ("ExcludeSite", pb.ExcludeSiteRequest(site="../x"), Code.INVALID_ARGUMENT, "expected 1 to 64 of"),
-    "unknown site": ("AdmitSite", pb.AdmitSiteRequest(site="x"), Code.INVALID_ARGUMENT, "unknown site 'x'"),
-    "unknown site to forget": ("ForgetSite", pb.ForgetSiteRequest(site="x"), Code.INVALID_ARGUMENT, "unknown site"),
-    "huge": ("StartRun", pb.StartRunRequest(recipe="x" * (300 << 10)), Code.RESOURCE_EXHAUSTED, "takes at most"),
-}
+REFUSALS: list[tuple[str, Message, grpc.StatusCode, str]] = [
+    ("StartRun", pb.StartRunRequest(recipe="{"), Code.INVALID_ARGUMENT, "the recipe: "),
+    ("ShowRun", pb.ShowRunRequest(run="x"), Code.INVALID_ARGUMENT, f"expected one of: {RUN}"),
+    ("PauseRun", pb.RunName(run="x"), Code.INVALID_ARGUMENT, "there is no run 'x'"),
+    ("RollBackRun", pb.RollBackRunRequest(run=RUN), Code.INVALID_ARGUMENT, "expected one of none yet"),
+    ("ExcludeSite", pb.ExcludeSiteRequest(site="../x"), Code.INVALID_ARGUMENT, "expected 1 to 64 of"),
+    ("AdmitSite", pb.AdmitSiteRequest(site="x"), Code.INVALID_ARGUMENT, "unknown site 'x'"),
+    ("ForgetSite", pb.ForgetSiteRequest(site="x"), Code.INVALID_ARGUMENT, "unknown site"),
+    ("StartRun", pb.StartRunRequest(recipe="x" * (300 << 10)), Code.RESOURCE_EXHAUSTED, "takes at most"),
+]
 
 
-@pytest.mark.parametrize(("call", "request_", "code", "phrase"), REFUSALS.values(), ids=REFUSALS)
-def test_refusals_have_documented_codes(
-    desk: Desk, call: str, request_: Message, code: grpc.StatusCode, phrase: str
-) -> None:
-    answered, text = desk.refused(call, request_)
-    assert (answered, phrase in text) == (code, True), text
+def test_refusals_have_documented_codes(desk: Desk) -> None:
+    for call, request, code, phrase in REFUSALS:
+        answered, text = desk.refused(call, request)
+        assert (answered, phrase in text) == (code, True), text
 
 
 def test_a_name_that_is_taken_and_a_run_that_has_ended_are_conflicts(desk: Desk, recipe_of: RecipeOf) -> None:

@@ -25,13 +25,9 @@ def of_sqlite(code: int, message: str) -> StateError:
     [
         (sqlite3.SQLITE_FULL, "database or disk is full", OutOfSpaceError, "free space"),
         (sqlite3.SQLITE_IOERR_FSYNC, "disk I/O error", DiskFailureError, "check the disk"),
-        (sqlite3.SQLITE_IOERR_WRITE, "disk I/O error", DiskFailureError, "check the disk"),
         (sqlite3.SQLITE_READONLY, "attempt to write a readonly database", DiskFailureError, "writable"),
-        (sqlite3.SQLITE_READONLY_DIRECTORY, "attempt to write a readonly database", DiskFailureError, "writable"),
         (sqlite3.SQLITE_BUSY, "database is locked", StateError, "another process has it"),
-        (sqlite3.SQLITE_BUSY_SNAPSHOT, "database is locked", StateError, "another process has it"),
         (sqlite3.SQLITE_CORRUPT, "database disk image is malformed", StateError, "from a backup"),
-        (sqlite3.SQLITE_NOTADB, "file is not a database", StateError, "from a backup"),
         (sqlite3.SQLITE_CANTOPEN, "unable to open database file", StateError, "a folder that can be written"),
         (sqlite3.SQLITE_ERROR, "no such column: runs.position", StateError, "start the server once"),
         (sqlite3.SQLITE_ERROR, "near SELCT: syntax error", StateError, "from a backup"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from protofed.common.codec import Digest, digest
+from protofed.common.codec import digest
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import Receipt, SumOf, TaskKind, Verdict
 from protofed.server.storage.ledger import Ledger
@@ -108,9 +108,6 @@ def test_a_round_is_opened_whole_or_not_at_all(ledger: Ledger) -> None:
         ledger.open_round(RoundRow("run", 1, 1, 2, 1), twins)
     assert ledger.rounds("run") == []
     assert ledger.tasks("run", 1) == []
-
-
-def test_an_attempt_is_opened_once(ledger: Ledger) -> None:
     opened(ledger, "ann")
     with pytest.raises(StateError):
         opened(ledger, "bob")
@@ -154,20 +151,15 @@ def test_rounds_come_in_order(ledger: Ledger) -> None:
 # Tasks
 
 
-def test_a_task_is_found_by_its_task_id(ledger: Ledger) -> None:
-    (task,) = opened(ledger, "ann")
-    assert ledger.task(task.task_id) == task
-    assert ledger.task("unknown") is None
-    first = replace(invited("eva", round=0), kind=TaskKind.INITIALISE, base_digest=None, base_bytes=0)
-    ledger.invite([first])
-    assert ledger.task(first.task_id) == first
-
-
 def test_a_fate_is_that_of_one_task(ledger: Ledger) -> None:
     ann, bob = opened(ledger, "ann", "bob")
     ledger.set_task_status(ann.task_id, "failed", "data")
     assert ledger.task(ann.task_id) == replace(ann, task_status="failed", reason="data")
     assert ledger.task(bob.task_id) == bob
+    assert ledger.task("unknown") is None
+    first = replace(invited("eva", round=0), kind=TaskKind.INITIALISE, base_digest=None, base_bytes=0)
+    ledger.invite([first])
+    assert ledger.task(first.task_id) == first
     assert [task.is_open for task in ledger.tasks("run", 1)] == [False, True]
 
 
@@ -330,21 +322,17 @@ def test_scores_are_kept_by_round_site_and_name(ledger: Ledger) -> None:
     assert {task.task_status for task in ledger.tasks("run", 1)} == {"reported"}
 
 
-def test_no_scores_are_a_report_too(ledger: Ledger) -> None:
-    task = invited("ann", kind=TaskKind.SCORE)
-    ledger.invite([task])
-    ledger.add_scores(task, {})
-    assert ledger.scores("run") == {}
-    assert task_statuses(ledger) == {task.task_id: "reported"}
-
-
 def test_scores_are_reported_whole_or_not_at_all(ledger: Ledger) -> None:
     task = invited("ann", kind=TaskKind.SCORE)
     ledger.invite([task])
     ledger.add_scores(task, {"a": 1.0})
     with pytest.raises(StateError):
         ledger.add_scores(task, {"b": 2.0, "a": 3.0})
+    none = invited("bob", kind=TaskKind.SCORE)
+    ledger.invite([none])
+    ledger.add_scores(none, {})  # is a report, too
     assert ledger.scores("run") == {1: {"ann": {"a": 1.0}}}
+    assert task_statuses(ledger) == {task.task_id: "reported", none.task_id: "reported"}
 
 
 # What blobs are needed for
@@ -361,15 +349,10 @@ def test_digests_are_old_or_needed(ledger: Ledger) -> None:
     old, needed = ledger.referenced("run", since=3)
     assert needed == {states[2], states[3], states[4], digest(b"update 3"), digest(b"update 4")}
     assert old.keys() - needed == {states[0], states[1], digest(b"update 1"), digest(b"update 2")}
-
-
-def test_what_another_run_ended_with_is_needed(ledger: Ledger) -> None:
-    for run, number, state in (("run", 1, BASE), ("other", 1, STATE), ("other", 2, BASE)):
-        opened(ledger, "ann", run=run, round=number)
-        ledger.publish(run, number, 1, state, complete=True)
-    opened(ledger, "ann", run="other", round=3)
-    old, needed = ledger.referenced("run", since=2)
-    assert old.keys() == needed == {BASE}
+    opened(ledger, "ann", run="other")
+    ledger.publish("other", 1, 1, states[0], complete=True)  # what another run ended with is needed
+    old, needed = ledger.referenced("run", since=3)
+    assert states[0] in needed
 
 
 # Files
@@ -405,6 +388,9 @@ def test_a_reopened_ledger_has_everything(kept_url: str) -> None:
 
 def test_what_was_written_is_there_without_closing(url: str, tmp_path: Path) -> None:
     ledger = Ledger(url)
+    with ledger._engine.connect() as connection:
+        pragmas = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous")]
+    assert pragmas == ["wal", 2]
     filled(ledger)
     killed = tmp_path / "killed"
     killed.mkdir()
@@ -413,27 +399,6 @@ def test_what_was_written_is_there_without_closing(url: str, tmp_path: Path) -> 
     after = Ledger(f"sqlite:///{killed / 'ledger.sqlite'}")
     assert everything(after) == everything(ledger)
     after.close()
-    ledger.close()
-
-
-def test_an_onlooker_reads_while_the_server_writes(kept_url: str) -> None:
-    ledger = Ledger(kept_url)
-    filled(ledger)
-    onlooker = LedgerReader(kept_url)
-    assert everything(onlooker) == everything(ledger)
-    ledger.enroll("bob", ["trainer"])
-    assert list(onlooker.sites()) == ["ann", "bob"]
-    onlooker.close()
-    ledger.close()
-
-
-def test_a_file_is_written_durably(url: str, tmp_path: Path) -> None:
-    ledger = Ledger(url)
-    with ledger._engine.connect() as connection:
-        pragmas = {
-            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous")
-        }
-    assert pragmas == {"journal_mode": "wal", "synchronous": 2}
     ledger.close()
 
 
@@ -493,13 +458,10 @@ def test_a_file_that_cannot_be_opened_is_a_state_error(tmp_path: Path) -> None:
         Ledger(f"sqlite:///{tmp_path / 'no' / 'such' / 'folder'}")
     with pytest.raises(StateError, match="cannot be used"):
         Ledger(f"sqlite:///{tmp_path}")
-
-
-def test_an_onlooker_of_no_ledger_is_told(url: str) -> None:
-    with pytest.raises(StateError):
-        LedgerReader(url).sites()
-    with pytest.raises(StateError):
-        LedgerReader(url).interventions()
+    onlooker = LedgerReader(f"sqlite:///{tmp_path / 'none.sqlite'}")
+    for read in (onlooker.sites, onlooker.interventions):
+        with pytest.raises(StateError):
+            read()
 
 
 def test_a_disk_that_is_full_is_a_state_error_and_nothing_is_half_written(url: str) -> None:
@@ -513,14 +475,6 @@ def test_a_disk_that_is_full_is_a_state_error_and_nothing_is_half_written(url: s
     assert ledger.accepted(task) is None
     assert ledger.task(task.task_id) == task
     ledger.close()
-
-
-def test_digests_are_kept_as_they_are(ledger: Ledger) -> None:
-    (task,) = opened(ledger, "ann")
-    ledger.judge(update(task))
-    (row,) = ledger.updates("run", 1)
-    assert row.digest == Digest(digest(b"u"))
-    assert row.task.base_digest == BASE
 
 
 # Secure aggregation

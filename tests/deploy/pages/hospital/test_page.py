@@ -397,7 +397,7 @@ def test_own_scores_that_left_in_a_secure_aggregation_have_not_stayed(pages: Pag
     kept = OwnScores(state / SCORES)
     kept.record("kept", 3, {"loss": 0.5})
     journal = Journal(state / AUDIT)
-    at: dict[str, Any] = {"run": "kept", "round": 3, "attempt": 1, "subject": "scores"}
+    at: dict[str, Any] = {"run": "kept", "round": 3, "attempt": 1, "sum_of": "scores"}
     journal.append("masked", scores=["loss"], **at)
     journal.append("aggregated", sites=["ann", "bob", "eva"], **at)
     journal.close()

@@ -44,9 +44,7 @@ def refining(make: MakeLab) -> Lab:
 def working(make: MakeLab, workshop: Later, **federation: Any) -> Lab:
     """Round 1 is open; what is aggregated and refined waits until the workshop finishes it."""
     lab = make(**FEDIC, work=workshop, federation=federation)
-    lab.enroll("eva", role=Role.EVALUATOR)
-    lab.enroll(*SITES)
-    lab.later(0)
+    lab.gather("eva")
     lab.first_models()
     workshop.finish()
     return lab
@@ -146,24 +144,9 @@ def test_how_far_it_may_move_the_mean_does_not_grow_with_the_sites_models(make: 
     assert lab.push("eva", lab.model(1.75)).verdict is Verdict.ACCEPTED
 
 
-def test_no_site_can_refine_in_its_place(refining: Lab) -> None:
-    with pytest.raises(ProtocolError, match="no such task"):
-        refining.push("ann", refining.model(9.0), refining.task("eva"))
-    assert isinstance(refining.phase, phases.Refining)
-
-
-def test_a_repeated_upload_counts_once(refining: Lab) -> None:
-    task = refining.task("eva")
-    assert refining.push("eva", refining.model(4.0), task).verdict is Verdict.ACCEPTED
-    assert refining.push("eva", refining.model(4.0), task).verdict is Verdict.DUPLICATE
-    assert refining.push("eva", refining.model(5.0), task).verdict is Verdict.REFUSED  # equivocation
-    assert refining.value == 4.0
-
-
 def test_a_run_without_an_evaluator_waits_says_so_and_goes_on_when_one_comes(make: MakeLab) -> None:
     lab = make(**FEDIC)
-    lab.enroll(*SITES)
-    lab.later(0)
+    lab.gather()
     lab.first_models()
     trained(lab)
     assert isinstance(lab.phase, phases.Refining)
@@ -177,21 +160,7 @@ def test_a_run_without_an_evaluator_waits_says_so_and_goes_on_when_one_comes(mak
     assert len(lab.ledger.rounds("test")) == 2  # no site trains again
 
 
-def test_one_that_cannot_is_followed_by_another(make: MakeLab) -> None:
-    lab = make(**FEDIC)
-    lab.enroll("eve", role=Role.EVALUATOR)
-    trained(lab.begin())
-    (first,) = [site for site in ("eva", "eve") if lab.asked(site)]
-    (other,) = {"eva", "eve"} - {first}
-    lab.beat(first, lab.task(first).task_id, failure=FailureReason.DATA)
-    lab.later(60.0, alive=(first, other))
-    assert lab.asked(first) is None
-    lab.push(other, lab.model(4.0))
-    assert lab.value == 4.0
-    assert statuses(lab) == {first: "failed", other: "reported"}
-
-
-def test_an_aggregate_that_rots_while_it_is_refined_is_written_again_for_the_next_one(
+def test_one_that_cannot_is_followed_by_another_that_is_sent_the_same_though_the_aggregate_rots(
     make: MakeLab, tmp_path: Path
 ) -> None:
     lab = make(**FEDIC, blobs=FolderBlobs(tmp_path))
@@ -202,10 +171,14 @@ def test_an_aggregate_that_rots_while_it_is_refined_is_written_again_for_the_nex
     sent = lab.task(first).base_digest
     assert sent is not None
     (tmp_path / sent).write_bytes(b"rotten")
-    lab.beat(first, lab.task(first).task_id, failure=FailureReason.REFUSED)
+    lab.beat(first, lab.task(first).task_id, failure=FailureReason.DATA)
     lab.later(60.0, alive=(first, other))
+    assert lab.asked(first) is None
     assert lab.task(other).base_digest == sent
     assert lab.has(sent)
+    lab.push(other, lab.model(4.0))
+    assert lab.value == 4.0
+    assert statuses(lab) == {first: "failed", other: "reported"}
 
 
 def test_one_that_is_late_is_asked_again_with_another_task(refining: Lab) -> None:
@@ -216,46 +189,18 @@ def test_one_that_is_late_is_asked_again_with_another_task(refining: Lab) -> Non
     again = refining.task("eva")
     assert (again.kind, again.base_digest) == (TaskKind.REFINE, late.base_digest)
     assert again.task_id != late.task_id
-    assert refining.push("eva", refining.model(4.0), late).verdict is Verdict.LATE
-    assert refining.push("eva", refining.model(5.0), again).verdict is Verdict.ACCEPTED
-    assert refining.value == 5.0
-
-
-def test_excluding_the_evaluator_does_not_leave_the_round_waiting_for_it(refining: Lab) -> None:
-    refining.run.dismiss("eva", "excluded: noisy")
-    assert isinstance(refining.phase, phases.Refining)
-    assert not refining.phase.asked
-
-
-def test_a_restarted_server_takes_up_the_refinement_with_the_same_task(refining: Lab) -> None:
-    task = refining.task("eva")
-    refining.restart()
-    assert isinstance(refining.phase, phases.Refining)
-    assert refining.task("eva").task_id == task.task_id
-    refining.push("eva", refining.model(4.0))
-    assert refining.value == 4.0
-
-
-def test_attempts_before_a_restart_count(refining: Lab) -> None:
-    refining.beat("eva", refining.task("eva").task_id, failure=FailureReason.DATA)
     before = refining.phase
     assert isinstance(before, phases.Refining)
     refining.restart()
     assert isinstance(refining.phase, phases.Refining)
     assert (refining.phase.tries, refining.phase.passed) == (before.tries, before.passed) == (1, frozenset({"eva"}))
-
-
-def test_what_had_come_before_a_restart_is_not_asked_for_again(make: MakeLab, workshop: Later) -> None:
-    lab = trained(working(make, workshop))
-    workshop.finish()
-    lab.push("eva", lab.model(4.0))
-    assert lab.phase == phases.Aggregating(1, 1, frozenset({"eva"}), quorum=1, refines=True)
-    workshop.jobs.clear()  # the process dies in the middle of it
-    lab.restart()
-    assert lab.asked("eva") is None
-    lab.later(0.0)
-    workshop.finish()
-    assert lab.value == 4.0
+    assert refining.task("eva").task_id == again.task_id
+    with pytest.raises(ProtocolError, match="no such task"):
+        refining.push("ann", refining.model(9.0), again)  # in its place
+    assert refining.push("eva", refining.model(4.0), late).verdict is Verdict.LATE
+    assert refining.push("eva", refining.model(5.0), again).verdict is Verdict.ACCEPTED
+    assert refining.push("eva", refining.model(5.0), again).verdict is Verdict.DUPLICATE
+    assert refining.value == 5.0
 
 
 def test_a_server_that_died_in_the_aggregation_has_not_died_in_the_refinement(make: MakeLab, workshop: Later) -> None:
@@ -328,6 +273,9 @@ def test_a_full_disk_delays_the_question(make: MakeLab) -> None:
 
 
 def test_a_run_goes_back_from_a_refinement_to_a_published_round(refining: Lab) -> None:
+    refining.run.dismiss("eva", "excluded: noisy")  # the round does not wait for it
+    assert isinstance(refining.phase, phases.Refining)
+    assert not refining.phase.asked
     refining.run.roll_back(0)
     assert refining.asked("eva") is None
     refining.later(0.0)
@@ -345,8 +293,3 @@ def test_aggregates_go_with_the_rounds_that_are_not_kept(make: MakeLab) -> None:
         aggregates.append(lab.task("eva").base_digest)
         lab.push("eva", lab.model(value + 0.5))
     assert [lab.blobs.has(address) for address in aggregates if address is not None] == [False, True, True]
-
-
-def test_secure_aggregation_and_single_models_do_not_go_together(make: MakeLab) -> None:
-    with pytest.raises(ConfigError, match="no linear form"):
-        make(**FEDIC, federation={"secure": True, "quorum": 3})

@@ -171,10 +171,15 @@ def test_rows_are_counted_without_making_their_tensors(
     assert contributions(data) == {(part, "0"), (part, "2")}
 
 
-class CountingReads(MemoryBlobs):
-    """Knows how often something was read."""
+class Counting(MemoryBlobs):
+    """Knows how often something was read and put."""
 
-    reads = 0
+    reads = puts = 0
+
+    def put(self, *data: Buffer) -> Digest:
+        """Count it."""
+        self.puts += 1
+        return super().put(*data)
 
     def get(self, address: Digest) -> bytes:
         """Count it."""
@@ -186,9 +191,9 @@ class CountingReads(MemoryBlobs):
     ("method", "fewest", "reads"), [("fedavg", 2, 3), ("fednh", 1, 3), ("fednh", 2, 6), ("cwfedavg", 2, 3)]
 )
 def test_no_blob_is_read_twice_where_nothing_can_be_withheld(method: str, fewest: int, reads: int) -> None:
-    bench = Bench(method, fewest, CountingReads())
+    bench = Bench(method, fewest, Counting())
     bench.after(three(method, HELD))
-    assert isinstance(bench.blobs, CountingReads)
+    assert isinstance(bench.blobs, Counting)
     assert bench.blobs.reads == reads
 
 
@@ -201,16 +206,18 @@ def test_one_part_s_contributors_do_not_count_for_another() -> None:
     assert presence[Part.CLASS_PRESENCE]["present"][0] == 1.0  # the update itself stays as it was
 
 
-def test_methods_of_every_part_that_shows_classes_are_tested_here() -> None:
-    parts = {part for method in METHODS for part in update(method, 1, range(CLASSES))}
-    assert parts >= BY_CLASS
-
-
-def test_bodies_tell_nothing_by_class() -> None:
+def test_bodies_tell_nothing_by_class_and_all_parts_that_do_are_tested_here() -> None:
     body = TensorSpec(Part.BODY, "w", "float32", (2,))
     assert not shows_classes(ExpectedUpdate((body,)))
     for part in BY_CLASS:
         assert shows_classes(ExpectedUpdate((body,), (TensorSpec(part, "0", "float32", (3,)),)))
+    assert {part for method in METHODS for part in update(method, 1, range(CLASSES))} >= BY_CLASS
+
+
+def test_first_models_count_where_a_quorum_has_made_the_same() -> None:
+    one, other = codec.digest(b"one"), codec.digest(b"other")
+    assert publisher.disagreeing({"ann": one, "bob": one, "cyd": other}, 2).keys() == {"cyd"}
+    assert publisher.disagreeing({"ann": one}, 2).keys() == {"ann"}
 
 
 # A run's own rule
@@ -290,35 +297,24 @@ def test_updates_are_folded_in_site_order_with_their_weights(blobs: MemoryBlobs,
         assert published.state[Part.BODY]["seen"].tolist() == [[97.0, 1.0], [98.0, 0.0], [99.0, 3.0]]
 
 
-def test_a_published_state_can_be_restored(blobs: MemoryBlobs, lab: Lab) -> None:
+def test_a_published_state_can_be_restored_and_an_update_that_is_gone_is_a_state_error(
+    blobs: MemoryBlobs, lab: Lab
+) -> None:
     publisher = Publisher(FedAvgServer(), blobs, min_contributors=2)
     first = publisher.publish(publisher.aggregated(None, [row(blobs, "eva", lab.model(2.0))], round_context()))
     again = Publisher(FedAvgServer(), blobs, min_contributors=2).restore(first.address)
     assert again.address == first.address == codec.digest(codec.encode(again.state))
+    rows = [row(blobs, "ann", lab.model(1.0)), row(blobs, "bob", lab.model(2.0))]
+    blobs.discard(rows[1].digest)
+    with pytest.raises(StateError, match=rows[1].digest):
+        Publisher(FedAvgServer(), blobs, min_contributors=2).aggregated(lab.model(0.0), rows, round_context())
 
 
-class Counting(MemoryBlobs):
-    """Knows how often something was put."""
-
-    puts = 0
-
-    def put(self, *data: Buffer) -> Digest:
-        """Count it."""
-        self.puts += 1
-        return super().put(*data)
-
-
-def test_what_is_equal_for_all_is_encoded_once_however_often_it_is_sent(lab: Lab) -> None:
-    blobs, state = Counting(), lab.model(0.0)
+def test_what_is_equal_for_all_is_one_blob_and_what_is_not_is_one_each(lab: Lab) -> None:
+    blobs, state, sites = Counting(), lab.model(0.0), ["ann", "bob", "cyd"]
     publisher = Publisher(FedAvgServer(), blobs, min_contributors=2)
-    for _ in range(2):
-        publisher.broadcasts(state, ["ann", "bob", "cyd"])
-    assert blobs.puts == 1
-
-
-def test_what_is_equal_for_all_is_one_blob_and_what_is_not_is_one_each(blobs: MemoryBlobs, lab: Lab) -> None:
-    state, sites = lab.model(0.0), ["ann", "bob", "cyd"]
-    same = Publisher(FedAvgServer(), blobs, min_contributors=2).broadcasts(state, sites)
+    same = [publisher.broadcasts(state, sites) for _ in range(2)][1]
+    assert blobs.puts == 1, "encoded once however often it is sent"
     assert set(same) == set(sites)
     assert set(same.values()) == {(codec.digest(codec.encode(state)), len(codec.encode(state)))}
     own = Publisher(Listed(), blobs, min_contributors=2).broadcasts(state, sites)
@@ -399,30 +395,12 @@ def test_no_more_payloads_are_kept_than_are_needed_however_many_sites_there_are(
     assert sum(publisher.stored(address) is not None for address, _ in sent.values()) == KEPT
 
 
-def test_only_the_newest_state_is_held_in_memory(blobs: MemoryBlobs, lab: Lab) -> None:
-    publisher = Publisher(FedAvgServer(), blobs, min_contributors=2)
-    state = publisher.publish(publisher.aggregated(None, [row(blobs, "eva", lab.model(0.0))], round_context())).state
-    publisher.broadcasts(state, ["ann"])
-    held = weakref.ref(state[Part.BODY]["conv.weight"])
-    state = publisher.publish(publisher.aggregated(state, [row(blobs, "ann", lab.model(1.0))], round_context())).state
-    gc.collect()
-    assert held() is None
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_state_that_is_not_finite_is_neither_published_nor_stored(blobs: MemoryBlobs, lab: Lab, value: float) -> None:
-    rows = [row(blobs, "ann", {Part.BODY: {"x": np.array([1.0, value])}})]
+def test_a_state_that_is_not_finite_is_neither_published_nor_stored(blobs: MemoryBlobs, lab: Lab) -> None:
+    rows = [row(blobs, "ann", {Part.BODY: {"x": np.array([1.0, np.nan])}})]
     before = set(blobs._data)
     with pytest.raises(StateError, match="body/x has values that are not finite"):
         Publisher(FedAvgServer(), blobs, min_contributors=2).aggregated(lab.model(0.0), rows, round_context())
     assert set(blobs._data) == before
-
-
-def test_an_update_that_is_gone_is_a_state_error(blobs: MemoryBlobs, lab: Lab) -> None:
-    rows = [row(blobs, "ann", lab.model(1.0)), row(blobs, "bob", lab.model(2.0))]
-    blobs.discard(rows[1].digest)
-    with pytest.raises(StateError, match=rows[1].digest):
-        Publisher(FedAvgServer(), blobs, min_contributors=2).aggregated(lab.model(0.0), rows, round_context())
 
 
 EAST, NORTH, WEST = [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]
@@ -440,39 +418,39 @@ def rows(**by_class: list[float]) -> Payload:
     return {Part.PROTOTYPES: named}
 
 
-def test_a_state_without_prototypes_says_nothing() -> None:
-    body: Payload = {Part.BODY: {"w": np.ones((2, 2), np.float32)}}
-    assert prototype_statistics(None, body) == {}
-    assert prototype_statistics(body, {**body, Part.PROTOTYPES: {}}) == {}
+TURNED = 1 - 1 / math.sqrt(2)  # east to north-east: cos 45 degrees
+BODY_ONLY: Payload = {Part.BODY: {"w": np.ones((2, 2), np.float32)}}
+MOVES: dict[str, tuple[Payload | None, Payload, dict[str, float]]] = {  # shift, smallest distance, covered
+    "no prototypes": (None, BODY_ONLY, {}),
+    "nor any of them": (BODY_ONLY, {**BODY_ONLY, Part.PROTOTYPES: {}}, {}),
+    "one of three turns": (
+        matrix(EAST, NORTH, WEST),
+        matrix(NORTH_EAST, NORTH, WEST),
+        {"prototype_shift": TURNED / 3, "prototype_min_distance": TURNED, "classes_covered": 1.0},
+    ),
+    "nothing moves": (
+        matrix(EAST, NORTH),
+        matrix(EAST, NORTH),
+        {"prototype_shift": 0.0, "prototype_min_distance": 1.0, "classes_covered": 0.0},
+    ),
+    "the first state": (None, matrix(EAST, NORTH), {"prototype_min_distance": 1.0, "classes_covered": 0.0}),
+    "length is no distance but it is a move": (
+        matrix(EAST, NORTH),
+        matrix([3.0, 0.0], NORTH),
+        {"prototype_shift": 0.0, "prototype_min_distance": 1.0, "classes_covered": 1.0},
+    ),
+    "opposite ones are two apart": (matrix(EAST), matrix(WEST), {"prototype_shift": 2.0, "classes_covered": 1.0}),
+    "one of length zero has no distance": (
+        matrix([0.0, 0.0], EAST),
+        matrix([0.0, 0.0], NORTH),
+        {"prototype_shift": 1.0, "classes_covered": 1.0},
+    ),
+}
 
 
-def test_one_of_three_prototypes_turns() -> None:
-    before, after = matrix(EAST, NORTH, WEST), matrix(NORTH_EAST, NORTH, WEST)
-    turned = 1 - 1 / math.sqrt(2)  # east to north-east: cos 45 degrees
-    found = prototype_statistics(before, after)
-    assert found == pytest.approx(
-        {"prototype_shift": turned / 3, "prototype_min_distance": turned, "classes_covered": 1.0}
-    )
-
-
-def test_nothing_moves_and_the_first_state_has_no_round_before_it() -> None:
-    state = matrix(EAST, NORTH)
-    assert prototype_statistics(state, state) == {
-        "prototype_shift": 0.0,
-        "prototype_min_distance": 1.0,
-        "classes_covered": 0.0,
-    }
-    assert prototype_statistics(None, state) == {"prototype_min_distance": 1.0, "classes_covered": 0.0}
-
-
-def test_length_is_no_distance_but_it_is_a_move() -> None:
-    found = prototype_statistics(matrix(EAST, NORTH), matrix([3.0, 0.0], NORTH))
-    assert found == {"prototype_shift": 0.0, "prototype_min_distance": 1.0, "classes_covered": 1.0}
-
-
-def test_opposite_prototypes_are_two_apart() -> None:
-    assert prototype_statistics(None, matrix(EAST, WEST))["prototype_min_distance"] == 2.0
-    assert prototype_statistics(matrix(EAST), matrix(WEST)) == {"prototype_shift": 2.0, "classes_covered": 1.0}
+@pytest.mark.parametrize(("before", "after", "expected"), MOVES.values(), ids=MOVES)
+def test_how_prototypes_moved(before: Payload | None, after: Payload, expected: dict[str, float]) -> None:
+    assert prototype_statistics(before, after) == pytest.approx(expected)
 
 
 def test_classes_that_come_new_are_covered_and_have_not_shifted() -> None:
@@ -480,11 +458,6 @@ def test_classes_that_come_new_are_covered_and_have_not_shifted() -> None:
     assert first == {"prototype_min_distance": 1.0, "classes_covered": 2.0}
     then = prototype_statistics(rows(c0=EAST, c7=NORTH), rows(c0=EAST, c7=EAST, c3=WEST))
     assert then == {"prototype_shift": 0.5, "prototype_min_distance": 0.0, "classes_covered": 2.0}
-
-
-def test_a_prototype_of_length_zero_has_no_distance() -> None:
-    found = prototype_statistics(matrix([0.0, 0.0], EAST), matrix([0.0, 0.0], NORTH))
-    assert found == {"prototype_shift": 1.0, "classes_covered": 1.0}
 
 
 def test_what_a_method_of_ones_own_keeps_there_breaks_nothing() -> None:

@@ -20,8 +20,8 @@ from tests.support.round_contexts import round_context
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import FailureReason, ProtocolError
-from protofed.common.payload import BLOCK, NOT_A_MOVE, Array, Part, Payload, Tensors, TensorSpec, describe
-from protofed.common.protocol.messages import Manifest, Receipt, TaskKind, Verdict
+from protofed.common.payload import BLOCK, NOT_A_MOVE, Array, Part, Payload, Tensors, describe
+from protofed.common.protocol.messages import Manifest, TaskKind, Verdict
 from protofed.server.method import ExpectedUpdate
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.methods.fednh import FedNHServer
@@ -53,11 +53,6 @@ FEDNH = FedNHServer().expects(FedNHServer().init(MODEL, round_context(CLASSES)))
 def manifest(payload: Payload, **changes: Any) -> Manifest:
     data = codec.encode(payload)
     return replace(Manifest(describe(payload), len(data), codec.digest(data)), **changes)
-
-
-def spec(path: str, dtype: str = "float32", shape: tuple[int, ...] = (2, 3)) -> TensorSpec:
-    part, _, name = path.partition("/")
-    return TensorSpec(Part(part), name, dtype, shape)
 
 
 def body(**tensors: Array) -> Payload:
@@ -100,60 +95,30 @@ def without(payload: Payload, part: Part, name: str) -> Payload:
     return {**payload, part: {key: array for key, array in payload[part].items() if key != name}}
 
 
+NO_PART = "{} is not part of this method's update"
 FAULTS: dict[str, tuple[Payload, ExpectedUpdate, str]] = {
     "nothing": ({}, FEDAVG, "body/bn.batches is missing (3 in all)"),
     "missing": (without(MODEL, Part.BODY, "conv.weight"), FEDAVG, "body/conv.weight is missing (1 in all)"),
     "missing part": ({Part.BODY: BODY}, FEDAVG, "head/weight is missing (1 in all)"),
-    "extra": (body(evil=ROW), FEDAVG, "body/evil is not part of this method's update"),
-    "extra part": ({**MODEL, Part.PROTOTYPES: {"0": ROW}}, FEDAVG, "prototypes/0 is not part of this method's update"),
-    "something for solo": (MODEL, SoloServer().expects(MODEL), "body/bn.batches is not part of this method's update"),
-    "renamed": (
-        {**MODEL, Part.BODY: {"conv.weights": BODY["conv.weight"], "bn.batches": BODY["bn.batches"]}},
-        FEDAVG,
-        "body/conv.weight is missing (1 in all)",
-    ),
+    "extra": (body(evil=ROW), FEDAVG, NO_PART.format("body/evil")),
+    "extra part": ({**MODEL, Part.PROTOTYPES: {"0": ROW}}, FEDAVG, NO_PART.format("prototypes/0")),
+    "something for solo": (MODEL, SoloServer().expects(MODEL), NO_PART.format("body/bn.batches")),
     "transposed": (
         body(**{"conv.weight": np.zeros((3, 2), np.float32)}),
         FEDAVG,
         "body/conv.weight is float32 [3, 2], expected float32 [2, 3]",
-    ),
-    "flattened": (
-        body(**{"conv.weight": np.zeros(6, np.float32)}),
-        FEDAVG,
-        "body/conv.weight is float32 [6], expected float32 [2, 3]",
     ),
     "wrong dtype": (
         body(**{"conv.weight": np.zeros((2, 3))}),
         FEDAVG,
         "body/conv.weight is float64 [2, 3], expected float32 [2, 3]",
     ),
-    "float counter": (
-        body(**{"bn.batches": np.zeros((), np.float32)}),
-        FEDAVG,
-        "body/bn.batches is float32 [], expected int64 []",
-    ),
-    "moved to another part": (
-        {Part.BODY: {**BODY, "weight": MODEL[Part.HEAD]["weight"]}},
-        FEDAVG,
-        "head/weight is missing (1 in all)",
-    ),
-    "class behind the last": (prototypes(c4=ROW), FEDNH, "prototypes/4 is not part of this method's update"),
-    "negative class": (
-        {**prototypes(), Part.PROTOTYPES: {"_1": ROW}},
-        FEDNH,
-        "prototypes/_1 is not part of this method's update",
-    ),
-    "class with a leading zero": (prototypes(c01=ROW), FEDNH, "prototypes/01 is not part of this method's update"),
-    "class that is no number": (prototypes(mean=ROW), FEDNH, "prototypes/mean is not part of this method's update"),
+    "class behind the last": (prototypes(c4=ROW), FEDNH, NO_PART.format("prototypes/4")),
+    "class with a leading zero": (prototypes(c01=ROW), FEDNH, NO_PART.format("prototypes/01")),
     "prototype of another length": (
         prototypes(c1=np.ones(4, np.float32)),
         FEDNH,
         "prototypes/1 is float32 [4], expected float32 [3]",
-    ),
-    "head where none is sent": (
-        {**prototypes(), Part.HEAD: {"scale": np.ones((), np.float32), "weight": ROW}},
-        FEDNH,
-        "head/weight is not part of this method's update",
     ),
 }
 
@@ -177,45 +142,32 @@ SIZE = len(codec.encode(MODEL))
 def test_a_total_that_cannot_be_is_a_fault(total: int) -> None:
     """Not even one byte of padding: a header of megabytes was once accepted."""
     said = f"{total} bytes announced for tensors that are encoded to {SIZE}"
-    assert size_problem(manifest(MODEL, total_bytes=total)) == UpdateProblem(RefusalCode.SIZE, said)
-
-
-def test_an_update_of_no_bytes_at_all_is_a_fault_even_where_no_tensor_is_expected() -> None:
-    fault = size_problem(manifest({}, total_bytes=0))
-    assert fault == UpdateProblem(RefusalCode.SIZE, "0 bytes announced for tensors that are encoded to 16")
-    assert str(fault) == fault.text
+    fault = size_problem(manifest(MODEL, total_bytes=total))
+    assert (fault, str(fault)) == (UpdateProblem(RefusalCode.SIZE, said), said)
+    nothing = size_problem(manifest({}, total_bytes=0))
+    assert nothing == UpdateProblem(RefusalCode.SIZE, "0 bytes announced for tensors that are encoded to 16")
 
 
 # First models
 
 
-def test_a_first_model_has_a_body_and_a_head() -> None:
-    assert first_model_problem(manifest(MODEL), CLASSES, 512.0) is None
-
-
 @pytest.mark.parametrize(
-    ("payload", "said"),
+    "payload",
     [
-        ({}, "a first model needs a head with weight [4, D]"),
-        ({Part.BODY: BODY}, "a first model needs a head with weight [4, D]"),
-        ({Part.BODY: BODY, Part.HEAD: {"bias": ROW}}, "a first model needs a head with weight [4, D]"),
-        ({Part.HEAD: {"weight": np.zeros((3, 4), np.float32)}}, "a first model needs a head with weight [4, D]"),
-        ({Part.HEAD: {"weight": np.zeros(4, np.float32)}}, "a first model needs a head with weight [4, D]"),
-        ({Part.HEAD: {"weight": np.zeros((4, 3, 1), np.float32)}}, "a first model needs a head with weight [4, D]"),
-        ({Part.HEAD: {"weight": np.zeros((4, 3), np.int64)}}, "a first model needs a head with weight [4, D]"),
-        ({**MODEL, Part.PROTOTYPES: {"0": ROW}}, "a first model has only a body and a head"),
+        {Part.BODY: BODY},
+        {Part.BODY: BODY, Part.HEAD: {"bias": ROW}},
+        {Part.HEAD: {"weight": np.zeros((3, 4), np.float32)}},
+        {Part.HEAD: {"weight": np.zeros(4, np.float32)}},
+        {Part.HEAD: {"weight": np.zeros((4, 3), np.int64)}},
     ],
 )
-def test_a_first_model_without_a_proper_head_is_a_fault(payload: Payload, said: str) -> None:
-    assert first_model_problem(manifest(payload), CLASSES, 512.0) == UpdateProblem(RefusalCode.TENSORS, said)
-
-
-@pytest.mark.parametrize("shape", [(2**32, 2**32), (2**20, 2**20, 2**20)])
-def test_a_first_models_size_is_not_believed(shape: tuple[int, ...]) -> None:
-    huge = manifest(MODEL, tensors=(*describe(MODEL), spec("body/huge", shape=shape)))
-    fault = size_problem(huge)
-    assert fault is not None
-    assert fault.code is RefusalCode.SIZE
+def test_a_first_model_has_a_body_and_a_proper_head(payload: Payload) -> None:
+    assert first_model_problem(manifest(MODEL), CLASSES, 512.0) is None
+    for one, said in (
+        (payload, "a first model needs a head with weight [4, D]"),
+        ({**MODEL, Part.PROTOTYPES: {"0": ROW}}, "a first model has only a body and a head"),
+    ):
+        assert first_model_problem(manifest(one), CLASSES, 512.0) == UpdateProblem(RefusalCode.TENSORS, said)
 
 
 # Blobs
@@ -271,29 +223,26 @@ def of_numbers(*values: float, dtype: type[np.floating[Any]] = np.float32) -> Pa
     return {Part.BODY: {"w": np.array(values, dtype)}}
 
 
-def test_the_norm_is_of_what_the_site_changed() -> None:
-    base = {Part.BODY: {"a": np.array([1, 1], np.float32), "b": np.array([[5]], np.float32)}}
-    update = {Part.BODY: {"a": np.array([1, 4], np.float32), "b": np.array([[1]], np.float32)}}
+def test_whatever_the_update_and_its_base_hold_the_norm_is_of_what_the_site_changed() -> None:
+    base: Payload = {Part.BODY: {"a": np.array([1, 1], np.float32), "b": np.array([[5]], np.float32)}}
+    update: Payload = {Part.BODY: {"a": np.array([1, 4], np.float32), "b": np.array([[1]], np.float32)}}
     assert of_bytes(update, base) == 5.0  # sqrt(0^2 + 3^2 + 4^2)
     assert of_bytes(update) == math.sqrt(1 + 16 + 1)
     assert of_bytes(base, base) == 0.0
-
-
-def test_what_the_base_does_not_hold_counts_as_it_is() -> None:
-    base: Payload = {
+    counted: Payload = {Part.BODY: {"w": np.array([3, 4], np.float32), "bn.batches": np.array([2**62], np.int64)}}
+    assert of_bytes(counted) == 5.0
+    base = {
         Part.BODY: {"w": np.ones(2, np.float32), "shape": np.ones((2, 3), np.float32)},
         Part.HEAD: {"p": ROW},
     }
-    update: Payload = {
+    update = {
         Part.BODY: {"w": np.ones(2, np.float32), "shape": np.full((3, 2), 2, np.float32)},  # 6 x 4
         Part.PROTOTYPES: {"p": np.array([1, 0, 0], np.float32)},  # 1
     }
     assert of_bytes(update, base) == 5.0
-
-
-def test_integers_are_left_out_of_the_norm() -> None:
-    counted: Payload = {Part.BODY: {"w": np.array([3, 4], np.float32), "bn.batches": np.array([2**62], np.int64)}}
-    assert of_bytes(counted) == 5.0
+    large, start = np.ones(3 * BLOCK + 7, np.float32), np.zeros(3 * BLOCK + 7, np.float32)
+    start[[0, BLOCK - 1, BLOCK, -1]] = 1  # the norm goes over every block once
+    assert of_bytes({Part.BODY: {"w": large}}, {Part.BODY: {"w": start}}) == math.sqrt(3 * BLOCK + 3)
 
 
 @pytest.mark.parametrize("part", sorted(NOT_A_MOVE))
@@ -302,12 +251,6 @@ def test_what_says_who_counts_or_how_long_is_no_part_of_the_norm(part: Part) -> 
     assert of_bytes(payload, MODEL, max_update_norm=5.0) == pytest.approx(2 * math.sqrt(6))
     unreadable = of_bytes({**payload, part: {"told": np.array([800.0, np.inf])}}, MODEL, max_update_norm=5.0)
     assert unreadable == UpdateProblem(RefusalCode.NOT_FINITE, f"{part}/told has values that are not finite")
-
-
-def test_the_norm_goes_over_every_block_once() -> None:
-    large, base = np.ones(3 * BLOCK + 7, np.float32), np.zeros(3 * BLOCK + 7, np.float32)
-    base[[0, BLOCK - 1, BLOCK, -1]] = 1
-    assert of_bytes({Part.BODY: {"w": large}}, {Part.BODY: {"w": base}}) == math.sqrt(3 * BLOCK + 3)
 
 
 def test_differences_of_the_largest_numbers_do_not_overflow() -> None:
@@ -344,12 +287,7 @@ def test_an_update_far_from_the_cohorts_median_is_rejected() -> None:
     found = outliers(cohort(1.0, 2.0, 3.0, 301.0), 100.0)
     assert found == {"site-3": "its norm of 301 is more than 100 times the cohort's median of 3"}
     assert outliers(cohort(1.0, 2.0, 3.0, 300.0), 100.0) == {}
-
-
-def test_of_two_updates_the_larger_one_is_rejected() -> None:
-    assert outliers(cohort(60.0, 1.0), 20.0) == {
-        "site-0": "its norm of 60 is more than 20 times the cohort's median of 1"
-    }
+    assert set(outliers(cohort(60.0, 1.0), 20.0)) == {"site-0"}  # of two the larger one
 
 
 NOBODY: dict[str, tuple[Mapping[str, float], float | None]] = {
@@ -426,12 +364,14 @@ def verdicts(lab: Lab, round: int, attempt: int | None = None) -> list[tuple[str
 
 
 def test_an_update_in_time_is_accepted_and_its_receipt_names_it(lab: Lab) -> None:
-    manifest, _ = lab.announce(lab.model(1.0))
+    task, (manifest, _) = lab.task("ann"), lab.announce(lab.model(1.0))
     receipt = lab.push("ann", lab.model(1.0), metrics={"loss": 0.5})
     assert (receipt.verdict, receipt.reason, receipt.digest) == (Verdict.ACCEPTED, "", manifest.digest)
     (row,) = lab.ledger.updates("test", 1)
     assert (row.metrics, row.bytes, row.receipt()) == ({"loss": 0.5}, manifest.total_bytes, receipt)
     assert lab.asked("ann") is None
+    again = lab.intake.commit("ann", "daemon-ann", task.task_id, manifest, {}, None, None)  # its answer was lost
+    assert again == replace(receipt, verdict=Verdict.DUPLICATE)
 
 
 def test_the_same_update_again_is_a_duplicate_with_the_same_seal_and_counts_once(lab: Lab) -> None:
@@ -445,21 +385,17 @@ def test_the_same_update_again_is_a_duplicate_with_the_same_seal_and_counts_once
     assert lab.value == 3.0
 
 
-def test_a_commit_repeated_because_its_answer_was_lost_is_a_duplicate(lab: Lab) -> None:
-    task = lab.task("ann")
-    first = lab.push("ann", lab.model(1.0), task)
-    manifest, _ = lab.announce(lab.model(1.0))
-    again = lab.intake.commit("ann", "daemon-ann", task.task_id, manifest, {}, None, None)
-    assert again == replace(first, verdict=Verdict.DUPLICATE)
-
-
 def test_a_duplicate_stays_one_after_its_round_and_its_run_are_over(lab: Lab) -> None:
     task = lab.task("ann")
     first = lab.push("ann", lab.model(1.0), task)
     lab.round(bob=1.0, cyd=1.0)
+    assert isinstance(lab.phase, phases.Collecting)
     assert lab.push("ann", lab.model(1.0), task) == replace(first, verdict=Verdict.DUPLICATE)
+    assert lab.phase.reported == frozenset()
+    bobs = lab.task("bob")
     lab.run.stop("enough")
     assert lab.push("ann", lab.model(1.0), task) == replace(first, verdict=Verdict.DUPLICATE)
+    assert lab.push("bob", lab.model(1.0), bobs).verdict is Verdict.LATE
 
 
 def test_another_update_under_an_answered_nonce_is_equivocation(lab: Lab) -> None:
@@ -555,21 +491,6 @@ def test_an_update_of_a_site_that_said_it_could_not_is_refused_politely(lab: Lab
     assert lab.push("ann", lab.model(1.0), task).verdict is Verdict.LATE
 
 
-def test_an_update_after_the_end_of_the_run_is_stale(lab: Lab) -> None:
-    task = lab.task("ann")
-    lab.run.stop("enough")
-    assert lab.push("ann", lab.model(1.0), task).verdict is Verdict.LATE
-
-
-def test_a_replay_of_last_rounds_update_is_a_duplicate_of_it_and_no_update_of_this_round(lab: Lab) -> None:
-    task = lab.task("ann")
-    lab.push("ann", lab.model(1.0), task)
-    lab.round(bob=1.0, cyd=1.0)
-    assert isinstance(lab.phase, phases.Collecting)
-    assert lab.push("ann", lab.model(1.0), task).verdict is Verdict.DUPLICATE
-    assert lab.phase.reported == frozenset()
-
-
 # INVALID
 
 
@@ -579,56 +500,26 @@ def test_an_update_from_another_base_is_refused_before_it_is_sent(lab: Lab) -> N
         receipt = lab.push("ann", lab.model(1.0), replace(task, base_digest=base))
         assert receipt.verdict is Verdict.REFUSED
         assert "another model" in receipt.reason
+    with pytest.raises(ProtocolError, match="belongs to round 1, not to round 2"):
+        lab.push("ann", lab.model(1.0), replace(task, round=2))
     assert lab.asked("ann") is TaskKind.FIT
 
 
 def test_a_first_model_has_no_base(make: MakeLab) -> None:
     lab = make()
-    lab.enroll(*SITES)
-    lab.later(0)
+    lab.gather()
     maker = lab.makers()[0]
     task = lab.task(maker)
     assert lab.push(maker, lab.model(0.0), replace(task, base_digest=Digest("0" * 64))).verdict is Verdict.REFUSED
-    assert lab.push(maker, lab.model(0.0), task).verdict is Verdict.ACCEPTED
-
-
-def test_a_first_model_of_the_wrong_shape_is_refused_and_a_right_one_still_taken(make: MakeLab) -> None:
-    lab = make()
-    lab.enroll(*SITES)
-    lab.later(0)
-    maker = lab.makers()[0]
     bad = lab.push(maker, {Part.BODY: lab.model(0.0)[Part.BODY]})
     assert (bad.verdict, bad.reason) == (Verdict.REFUSED, "a first model needs a head with weight [3, D]")
-    assert lab.run.published is None
-    assert lab.push(maker, lab.model(0.0)).verdict is Verdict.ACCEPTED
-
-
-def test_an_update_of_the_wrong_shape_is_refused_by_name_and_a_right_one_still_taken(lab: Lab) -> None:
-    payload = {**lab.model(1.0), Part.HEAD: {"weight": np.zeros((2, 3), np.float32)}}
-    receipt = lab.push("ann", payload)
-    assert receipt.verdict is Verdict.REFUSED
-    assert receipt.reason == "head/weight is float32 [2, 3], expected float32 [3, 2]"
-    assert lab.push("ann", lab.model(1.0)).verdict is Verdict.ACCEPTED
-    assert verdicts(lab, 1) == [("ann", "refused"), ("ann", "accepted")]
-
-
-@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf"), 2.0**53])
-def test_an_example_count_that_is_none_is_refused_even_where_it_is_not_used(lab: Lab, weight: float) -> None:
-    receipt = lab.push("ann", lab.model(1.0), weight=weight)
-    assert receipt.verdict is Verdict.REFUSED
-    assert "example count" in receipt.reason
-    assert lab.asked("ann") is TaskKind.FIT
+    assert lab.push(maker, lab.model(0.0), task).verdict is Verdict.ACCEPTED
 
 
 def test_a_withheld_example_count_is_refused_where_the_run_weights_by_it(make: MakeLab) -> None:
     lab = make(method={"name": "fedavg", "weighting": "examples"}).begin()
     assert "total example count is missing" in lab.push("ann", lab.model(1.0)).reason
     assert lab.push("ann", lab.model(1.0), weight=5).verdict is Verdict.ACCEPTED
-
-
-def test_metrics_that_are_not_finite_are_refused(lab: Lab) -> None:
-    receipt = lab.push("ann", lab.model(1.0), metrics={"loss": float("nan")})
-    assert (receipt.verdict, receipt.reason) == (Verdict.REFUSED, "loss = nan: expected 0 to 1e+09")
 
 
 @pytest.mark.parametrize("name", ["lo\0ss", "\x1b[2Jloss", "lo\u202ess"])
@@ -641,43 +532,19 @@ def test_a_refusal_that_cites_control_characters_is_kept(make: MakeLab, ledger_u
     lab.ledger.close()
 
 
-def test_a_blob_that_was_refused_is_written_down_and_counts_for_nothing(lab: Lab) -> None:
-    task = lab.task("ann")
-    manifest, _ = lab.announce(lab.model(1.0))
-    receipt = lab.intake.refuse(
-        "ann", task.task_id, manifest, UpdateProblem(RefusalCode.NOT_FINITE, "body/conv.weight has values")
-    )
-    assert receipt.verdict is Verdict.REFUSED
-    assert verdicts(lab, 1) == [("ann", "refused")]
-    assert isinstance(lab.phase, phases.Collecting)
-    assert lab.phase.reported == frozenset()
-
-
 # Whose invitation
 
 
-def test_another_sites_nonce_is_refused_and_leaves_no_row(lab: Lab) -> None:
+@pytest.mark.parametrize("task_id", ["", "unknown", "../../x", "x" * 10_000, "nul\0", "bob's"])
+def test_an_unknown_nonce_and_another_sites_are_refused_and_leave_no_row(lab: Lab, task_id: str) -> None:
+    task = lab.task("bob") if task_id == "bob's" else replace(lab.task("ann"), task_id=task_id)
     with pytest.raises(ProtocolError, match="no such task"):
-        lab.push("ann", lab.model(1.0), lab.task("bob"))
+        lab.push("ann", lab.model(1.0), task)
     assert verdicts(lab, 1) == []
 
 
-def test_a_recorded_update_of_another_site_is_refused_even_after_it_was_accepted(lab: Lab) -> None:
-    task = lab.task("bob")
-    lab.push("bob", lab.model(1.0), task)
-    with pytest.raises(ProtocolError, match="no such task"):
-        lab.push("ann", lab.model(1.0), task)
-
-
-@pytest.mark.parametrize("task_id", ["", "unknown", "../../x", "x" * 10_000, "nul\0"])
-def test_an_unknown_nonce_is_refused(lab: Lab, task_id: str) -> None:
-    with pytest.raises(ProtocolError, match="no such task"):
-        lab.push("ann", lab.model(1.0), replace(lab.task("ann"), task_id=task_id))
-
-
 def test_a_score_task_takes_no_update(lab: Lab) -> None:
-    for site in SITES:
-        lab.push(site, lab.model(1.0))
+    lab.train(1.0)
     with pytest.raises(ProtocolError, match="no such task"):
         lab.push("ann", lab.model(1.0))
 
@@ -692,24 +559,12 @@ def test_a_nonce_of_another_run_is_unknown_to_this_one(make: MakeLab) -> None:
 # The seal
 
 
-def test_receipts_of_different_decisions_have_different_seals(lab: Lab) -> None:
-    receipts: list[Receipt] = [lab.push(site, lab.model(float(n))) for n, site in enumerate(SITES)]
-    receipts.append(
-        lab.intake.refuse(
-            "ann",
-            lab.ledger.tasks("test", 1)[0].task_id,
-            lab.announce({})[0],
-            UpdateProblem(RefusalCode.DAMAGED, "no"),
-        )
-    )
-    assert len({receipt.record_hash for receipt in receipts}) == len(receipts)
-    assert all(len(receipt.record_hash) == 64 for receipt in receipts)
-
-
 def test_a_rejection_is_recorded_with_its_code_and_reason(lab: Lab) -> None:
     task, (manifest, _) = lab.task("ann"), lab.announce(lab.model(1.0))
     for code in (RefusalCode.DAMAGED, RefusalCode.NORM):
         receipt = lab.intake.refuse("ann", task.task_id, manifest, UpdateProblem(code, f"because {code}"))
         assert (receipt.verdict, receipt.reason) == (Verdict.REFUSED, f"because {code}")
+    assert isinstance(lab.phase, phases.Collecting)
+    assert lab.phase.reported == frozenset()
     rows = [(update.verdict, update.code, update.reason) for update in lab.ledger.updates("test", 1)]
     assert rows == [(Verdict.REFUSED, "damaged", "because damaged"), (Verdict.REFUSED, "norm", "because norm")]

@@ -52,31 +52,28 @@ def test_what_sites_trained_is_refined_and_the_first_model_is_not(round: int, to
     assert (phase.to_refine, effect) == (to_refine, Aggregate(phase, complete=True))
     after, _ = advance(refined(score_every=0), phase, Aggregated(2.0, NOBODY))
     assert after == (Refining(1, 1, opened=2.0) if to_refine else Idle(1))
-
-
-def test_a_run_without_refinements_publishes_what_it_aggregates() -> None:
-    phase, _ = advance(rules(), collected(1), Arrived("b", 1.0))
-    assert phase == Aggregating(1, 1, frozenset("ab"), 2)
+    plain, _ = advance(rules(), collected(round), Arrived("b", 1.0))
+    assert plain == Aggregating(round, 1, frozenset("ab"), 2)
 
 
 def test_one_evaluator_is_asked_and_no_trainer() -> None:
-    phase, effects = advance(refined(), Refining(1, 1, 2.0), tick(3.0, trainers="abcd", evaluators="ez"))
-    assert phase == asked("e", opened=3.0)
-    assert effects == [AskRefinement(asked("e", opened=3.0))]
+    for paused in (False, True):  # an open round goes on
+        now = tick(3.0, trainers="abcd", evaluators="ez", paused=paused)
+        phase, effects = advance(refined(), Refining(1, 1, 2.0), now)
+        assert phase == asked("e", opened=3.0)
+        assert effects == [AskRefinement(asked("e", opened=3.0))]
+    for event in (Arrived("z", 1.0), Declined("z", 1.0), Arrived("a", 1.0)):
+        assert advance(refined(), asked(), event) == (asked(), [])
 
 
 def test_what_it_made_is_published_and_scored() -> None:
     phase, effects = advance(refined(), asked(tries=1), Arrived("e", 5.0))
     assert phase == Aggregating(1, 1, frozenset("e"), quorum=1, tries=1, refines=True)
     assert effects == [Refine(phase)]
+    assert advance(refined(), asked(tries=1, reported=frozenset("e")), tick(0.0)) == (phase, effects)  # a restart
     phase, effects = advance(refined(), phase, Aggregated(6.0, frozenset("e")))
     assert phase == Evaluating(1, frozenset("e"), 6.0, attempt=1)
     assert effects == [AskScores(phase)]
-
-
-def test_nobody_but_the_evaluator_that_is_asked_moves_it() -> None:
-    for event in (Arrived("z", 1.0), Declined("z", 1.0), Arrived("a", 1.0)):
-        assert advance(refined(), asked(), event) == (asked(), [])
 
 
 def test_without_an_evaluator_the_round_waits_and_keeps_its_aggregate() -> None:
@@ -135,14 +132,3 @@ def test_what_cannot_be_used_is_asked_for_again() -> None:
     phase, effects = advance(refined(), damaged, Insufficient("its blob is damaged", 9.0))
     assert phase == Refining(1, 1, 9.0, passed=frozenset("e"), tries=2, again_at=29.0)
     assert effects == []
-
-
-def test_after_a_restart_what_had_come_is_used_at_once() -> None:
-    phase, effects = advance(refined(), asked(reported=frozenset("e")), tick(0.0))
-    assert phase == Aggregating(1, 1, frozenset("e"), quorum=1, refines=True)
-    assert effects == [Refine(phase)]
-
-
-def test_a_paused_run_refines_its_open_round_all_the_same() -> None:
-    phase, _ = advance(refined(), Refining(1, 1, 2.0), tick(3.0, evaluators="e", paused=True))
-    assert phase == asked(opened=3.0)

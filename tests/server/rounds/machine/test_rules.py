@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -94,14 +92,14 @@ def test_every_cohort_is_about_as_likely_as_any_other() -> None:
     assert chi2 < 36.1  # 14 degrees of freedom: one in a thousand draws exceeds it; this draw is fixed
 
 
-@pytest.mark.parametrize(("left", "right"), [(Uniform(0), Uniform(1)), (Uniform(1), Uniform(11))])
-def test_seeds_differ(left: Uniform, right: Uniform) -> None:
-    assert any(left(number, SITES, 3) != right(number, SITES, 3) for number in range(20))
-
-
-def test_seed_and_round_cannot_be_taken_for_each_other() -> None:
+def test_seeds_differ_and_seed_and_round_cannot_be_taken_for_each_other() -> None:
+    for left, right in ((Uniform(0), Uniform(1)), (Uniform(1), Uniform(11))):
+        assert any(left(number, SITES, 3) != right(number, SITES, 3) for number in range(20))
     draws = {(seed, number): Uniform(seed)(number, SITES, 3) for seed in (1, 11, 111) for number in (1, 11, 111)}
     assert len(set(draws.values())) > 4
+    groups = OF_THREE.formed(TEN)
+    assert OF_THREE.formed(sorted(TEN, reverse=True)) == groups
+    assert Grouping("run", 1, 3).formed(TEN) != groups != Grouping("another", 0, 3).formed(TEN)
 
 
 @pytest.mark.parametrize(
@@ -151,12 +149,6 @@ def test_groups_are_as_even_as_possible_and_none_is_too_small(sites: int, sizes:
     assert groups == in_order(groups)
 
 
-def test_groups_are_drawn_by_seed_run_and_site_alone() -> None:
-    first = OF_THREE.formed(TEN)
-    assert OF_THREE.formed(sorted(TEN, reverse=True)) == first
-    assert Grouping("run", 1, 3).formed(TEN) != first != Grouping("another", 0, 3).formed(TEN)
-
-
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.lists(st.frozensets(st.sampled_from(sorted(TEN))), max_size=8), st.sampled_from([1, 3, 4]))
 def test_a_group_stays_as_it_was_formed_whoever_comes(comers: list[Sites], fewest: int) -> None:
@@ -171,13 +163,19 @@ def test_a_group_stays_as_it_was_formed_whoever_comes(comers: list[Sites], fewes
         known = later
 
 
-def test_groups_of_fewer_sites_than_a_run_asks_for_are_not_aggregated_and_their_sites_are_no_newcomers() -> None:
+def test_groups_of_fewer_sites_than_a_run_asks_for_are_not_aggregated_and_who_is_left_out_is_told_why() -> None:
     known, four = (("a", "b", "c"),), Grouping("run", 0, 4)
     assert four.of(known, TEN) == four.formed(TEN - set("abc"))
     assert members(four.of(known, frozenset("abcdef"))) == frozenset()
     assert left_out(known, set("ab"), 4) == dict.fromkeys(
         "ab", "its group is of 3 sites, and the run's are of 4 or more"
     )
+    assert left_out((("a", "b", "c"),), set("abx"), 3) == {
+        "a": "waits for c: its group is summed together, or not at all",
+        "b": "waits for c: its group is summed together, or not at all",
+        "x": "waits for 2 more new sites: its sums are over groups of 3",
+    }
+    assert left_out((), set("xy"), 3)["x"] == "waits for 1 more new site: its sums are over groups of 3"
 
 
 def test_a_run_of_any_sites_sums_groups_whole_and_the_others_alone() -> None:
@@ -185,15 +183,6 @@ def test_a_run_of_any_sites_sums_groups_whole_and_the_others_alone() -> None:
     assert any_.of(known, frozenset("abde")) == (("d",), ("e",))
     assert any_.of(known, frozenset("abcd")) == any_.started(known, "abcd") == (("a", "b", "c"), ("d",))
     assert left_out(known, set("abd"), 1).keys() == set("ab")
-
-
-def test_who_is_left_out_is_told_what_it_waits_for() -> None:
-    assert left_out((("a", "b", "c"),), set("abx"), 3) == {
-        "a": "waits for c: its group is summed together, or not at all",
-        "b": "waits for c: its group is summed together, or not at all",
-        "x": "waits for 2 more new sites: its sums are over groups of 3",
-    }
-    assert left_out((), set("xy"), 3)["x"] == "waits for 1 more new site: its sums are over groups of 3"
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 5, 7, 10])
@@ -374,28 +363,19 @@ def test_the_server_knows_the_names_of_all_models_and_no_others() -> None:
     assert list(MODELS) == sorted(architectures)
 
 
-def test_it_knows_them_without_torch() -> None:
-    code = "import protofed.server.rounds.machine.rules, sys; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize("name", [*MODELS, "hospital.models:build"])
-def test_a_model_of_the_catalogue_or_of_the_sites_own_is_let_through(name: str) -> None:
-    check_model(recipe(model={"name": name}))
-
-
-def test_an_unknown_model_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match=r"unknown model 'resnet81': did you mean 'resnet18'\?"):
-        check_model(recipe(model={"name": "resnet81"}))
-
-
-def test_of_a_model_like_none_all_names_are_told_in_a_sentence_of_their_own() -> None:
-    with pytest.raises(ConfigError, match=r"expected one of: .*, simple-cnn\. A model of the sites' own"):
-        check_model(recipe(model={"name": "zzz"}))
-
-
-def test_a_plug_in_that_the_servers_settings_list_need_not_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "_allowed", {"our-cnn"})
+def test_a_model_of_the_catalogue_or_of_the_sites_own_is_let_through_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in (*MODELS, "hospital.models:build"):
+        check_model(recipe(model={"name": name}))
+    for name, said in (
+        ("resnet81", r"unknown model 'resnet81': did you mean 'resnet18'\?"),
+        ("zzz", r"expected one of: .*, simple-cnn\. A model of the sites' own"),
+        ("our-cnn", "unknown model 'our-cnn'"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            check_model(recipe(model={"name": name}))
+    monkeypatch.setattr(plugins, "_allowed", {"our-cnn"})  # which the settings list, and which need not be installed
     check_model(recipe(model={"name": "our-cnn"}))
 
 
@@ -403,6 +383,7 @@ def test_a_plug_in_that_the_servers_settings_list_need_not_be_installed(monkeypa
     ("federation", "count"),
     [
         ({"min_sites": 2, "quorum": 2}, 0),
+        ({"min_sites": 3, "quorum": 1}, 1),  # too few for a first model
         ({"min_sites": 2, "quorum": 3}, 1),
         ({"min_sites": 3, "quorum": 2}, 1),
         ({"min_sites": 2, "quorum": 1.0}, 0),
@@ -421,11 +402,6 @@ def test_it_says_what_is_needed_who_there_is_and_the_nearest_name() -> None:
     assert trainers.startswith("3 trainers are needed (min_sites = 2, quorum = 3), and 2 may take part: north, south;")
     assert required.startswith("required_sites names 'norht'")
     assert required.endswith("did you mean 'north'?")
-
-
-def test_one_site_is_too_few_for_a_first_model_of_two() -> None:
-    assert len(unmet(recipe(federation={"min_sites": 2, "quorum": 1}), frozenset({"north"}))) == 1
-    assert unmet(recipe(federation={"min_sites": 1, "quorum": 1}), frozenset({"north"})) == []
 
 
 def test_groups_of_earlier_runs_that_are_too_small_or_not_whole_are_named_with_what_dissolves_them() -> None:

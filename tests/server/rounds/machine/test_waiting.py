@@ -54,12 +54,12 @@ def test_a_typo_in_required_sites_is_named_with_the_nearest_site() -> None:
     assert found.text == (
         "needs 2 trainers, has 1; missing: suoth (required, no such site is known; did you mean south?), south (away)"
     )
-
-
-def test_enough_trainers_without_the_required_one_are_not_said_to_be_too_few() -> None:
     found = known(reason(Idle(1), tick(trainers="ab"), {"c": "silent"}, required_sites=("c",)))
     assert (found.reason, found.needed, found.has) == (WaitReason.REQUIRED_SITES, 2, 2)
     assert found.text == "needs each of its required sites; missing: c (required, silent)"
+    found = known(reason(Idle(0), tick(trainers="a"), required_sites=("norht",)))  # the first model needs none
+    assert (found.reason, found.missing[0].why) == (WaitReason.TRAINERS, UNKNOWN)
+    assert reason(Idle(0), tick(trainers="ab"), required_sites=("norht",)) is None
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,12 @@ def test_it_needs_as_many_trainers_as_the_machine_asks_for(
     assert (found.needed, found.has) == (needed, len(trainers))
 
 
-def test_a_run_that_would_open_a_round_waits_for_nothing() -> None:
+def test_a_run_that_would_open_a_round_waits_for_nothing_and_only_time_makes_no_other_reason() -> None:
     assert reason(Idle(1), tick()) is None
     assert reason(Idle(0), tick(trainers="ab")) is None
     assert reason(Aggregating(1, 1, frozenset("ab")), tick()) is None
     assert reason(FinishedPhase("completed", RoundOutcome.COMPLETED), tick()) is None
+    assert reason(Idle(1), tick(1.0, trainers="")) == reason(Idle(1, since=1.0), tick(9.0, trainers=""))
 
 
 def test_sites_that_cannot_come_are_named_only_where_they_are_required() -> None:
@@ -100,38 +101,25 @@ def test_sites_that_cannot_come_are_named_only_where_they_are_required() -> None
     ]
 
 
-def test_the_first_model_needs_no_required_site_and_names_the_one_that_nobody_knows() -> None:
-    found = known(reason(Idle(0), tick(trainers="a"), required_sites=("norht",)))
-    assert (found.reason, found.missing[0].why) == (WaitReason.TRAINERS, UNKNOWN)
-    assert reason(Idle(0), tick(trainers="ab"), required_sites=("norht",)) is None
-
-
-def test_a_paused_run_says_so_whatever_else_is_missing() -> None:
-    assert known(reason(Idle(1, again_at=50.0), tick(trainers="", paused=True))).reason is WaitReason.PAUSED
-
-
 def test_a_run_between_two_attempts_says_when_it_tries_again_and_how_often_it_may() -> None:
     found = known(reason(Idle(1, tries=2, again_at=50.0), tick(40.0)))
     assert (found.reason, found.has, found.needed, found.seconds_left) == (WaitReason.BACK_OFF, 3, 5, 10.0)
     assert found.text == "tries round 1 again, attempt 3 of 5"
     assert reason(Idle(1, tries=2, again_at=50.0), tick(50.0)) is None
-
-
-def test_the_time_until_the_run_fails_counts_from_the_beginning_of_the_wait() -> None:
+    found = known(reason(Refining(1, 1, 5.0, tries=2, again_at=50.0), tick(40.0, evaluators="e")))
+    assert (found.reason, found.has, found.needed, found.seconds_left) == (WaitReason.BACK_OFF, 3, 5, 10.0)
+    assert known(reason(Idle(1, again_at=50.0), tick(trainers="", paused=True))).reason is WaitReason.PAUSED
     found = known(reason(Idle(1, since=10.0), tick(30.0, trainers=""), site_wait_timeout_s=50.0))
     assert found.seconds_left == 30.0
 
 
-def test_an_open_round_names_whose_updates_it_waits_for_and_what_they_do() -> None:
+def test_an_open_round_names_whose_updates_and_scores_it_waits_for_and_what_they_do() -> None:
     phase = collecting(quorum=3, reported=frozenset("a"), failed=frozenset("b"), required=frozenset("d"))
     found = known(reason(phase, tick(60.0), {"c": "silent", "x": "away"}))
     assert (found.reason, found.needed, found.has) == (WaitReason.UPDATES, 3, 1)
     assert found.missing == (MissingSite("c", "silent"), MissingSite("d", required=True))
     assert found.seconds_left == DEADLINE - 60.0
     assert found.text == "waits for updates of c (silent), d (required); has 1, the quorum is 3"
-
-
-def test_scores_are_waited_for_by_name_and_an_evaluator_is_no_missing_trainer() -> None:
     found = known(reason(Evaluating(1, frozenset({"eva", "ann"}), 5.0), tick(30.0), {"eva": NO_TRAINER}))
     assert (found.reason, found.missing) == (WaitReason.SCORES, (MissingSite("ann"), MissingSite("eva")))
     assert found.seconds_left == DEADLINE - 25.0
@@ -142,27 +130,15 @@ def test_a_full_disk_is_a_reason(phase: Phase) -> None:
     assert known(reason(phase, tick(evaluators="e"), disk_full=True)).reason is WaitReason.DISK
 
 
-def test_an_evaluator_that_refines_is_waited_for_by_name_until_the_deadline() -> None:
+def test_without_an_evaluator_or_with_one_a_refinement_says_so_and_when_the_run_fails() -> None:
     phase = Refining(1, 1, 5.0, asked=frozenset({"eva"}))
     found = known(reason(phase, tick(30.0), {"eva": NO_TRAINER}))
     assert (found.reason, found.missing, found.round) == (WaitReason.REFINEMENT, (MissingSite("eva"),), 1)
     assert found.seconds_left == DEADLINE - 25.0
     assert reason(replace(phase, reported=phase.asked), tick(30.0)) is None
-
-
-def test_without_an_evaluator_a_refinement_says_so_and_when_the_run_fails() -> None:
     found = known(reason(Refining(1, 1, 5.0), tick(30.0)))
     assert (found.reason, found.needed, found.has, found.seconds_left) == (WaitReason.EVALUATOR, 1, 0, WEEK - 25.0)
     assert reason(Refining(1, 1, 5.0), tick(30.0, evaluators="e")) is None
-
-
-def test_a_refinement_between_two_attempts_says_when_it_is_asked_for_again() -> None:
-    found = known(reason(Refining(1, 1, 5.0, tries=2, again_at=50.0), tick(40.0, evaluators="e")))
-    assert (found.reason, found.has, found.needed, found.seconds_left) == (WaitReason.BACK_OFF, 3, 5, 10.0)
-
-
-def test_only_time_makes_no_other_reason() -> None:
-    assert reason(Idle(1), tick(1.0, trainers="")) == reason(Idle(1, since=1.0), tick(9.0, trainers=""))
 
 
 def test_a_line_names_a_few_of_many_sites() -> None:

@@ -21,12 +21,10 @@ from protofed.server.rounds.scores.best_round import (
     BestRound,
     JudgedRounds,
     Scores,
-    best_and_former,
     best_kept,
     judged_rounds,
     means_of,
 )
-from protofed.server.rounds.scores.scoring import ScoreMemory
 from protofed.server.verdicts import RoundOutcome
 
 if TYPE_CHECKING:
@@ -77,14 +75,10 @@ def test_the_first_of_the_scores_that_a_run_has_judges_it() -> None:
     assert found.ranked[0] == BestRound(2, "personal.pm_v", 0.75)  # round 3 is as good, and later
     assert found.means == {1: 0.625, 2: 0.75, 3: 0.75}
     assert judged({1: {"ann": {"loss": 1.0}}}, None) is None
-
-
-def test_balanced_accuracy_goes_before_accuracy() -> None:
-    table = {
-        1: {"eva": {"global.accuracy": 0.5, "global.balanced_accuracy": 0.5}},
-        2: {"eva": {"global.accuracy": 0.9, "global.balanced_accuracy": 0.25}},
+    balanced = {
+        n: {"eva": {"global.accuracy": a, "global.balanced_accuracy": b}} for n, a, b in ((1, 0.5, 0.5), (2, 0.9, 0.25))
     }
-    found = judged(table, None)
+    found = judged(balanced, None)
     assert found is not None
     assert (found.ranked[0].round, found.score) == (1, "global.balanced_accuracy")
 
@@ -123,49 +117,43 @@ def test_rounds_without_the_score_do_not_count() -> None:
 # What is kept
 
 
-def test_the_best_round_stays_when_others_go(make: MakeLab) -> None:
-    lab = go(make(rounds=9, keep_rounds=1).begin(), [0.1, 0.9, 0.5, 0.5, 0.5, 0.5])
-    assert best(lab) == BestRound(2, "global.accuracy", 0.9)
-    assert kept(lab) == [1, 2, 4, 5, 6]  # 1 and 4: what 2 and 5 were made of
+GOES = [0.1, 0.8, 0.5, 0.5, 0.5, 0.5, 0.9]
 
 
-def test_of_equals_the_earlier_one_stays(make: MakeLab) -> None:
-    lab = go(make(rounds=9, keep_rounds=1).begin(), [0.5] * 6)
-    assert best(lab) == BestRound(1, "global.accuracy", 0.5)
-    assert kept(lab) == [0, 1, 4, 5, 6]
-
-
-def test_a_round_that_is_no_longer_the_best_goes(make: MakeLab) -> None:
-    lab = go(make(rounds=12, keep_rounds=1).begin(), [0.1, 0.8, 0.5, 0.5, 0.5, 0.5, 0.9, 0.5, 0.5, 0.5, 0.5])
-    assert kept(lab) == [6, 7, 9, 10, 11]
-    updates = lab.ledger.updates("test", range(12))
-    assert {row.task.round for row in updates if lab.has(row.digest)} == {7, 10, 11}
-
-
-def test_a_former_best_round_goes_after_a_restart_too(make: MakeLab) -> None:
-    lab = go(make(rounds=12, keep_rounds=1).begin(), [0.1, 0.8, 0.5, 0.5, 0.5, 0.5, 0.9])
-    lab.restart()
-    go(lab, [0.5] * 4)
-    assert kept(lab) == [6, 7, 9, 10, 11]
-
-
-def test_a_former_best_round_goes_although_the_server_died_before_it_had_pruned(
-    make: MakeLab, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("values", "expected", "states"),
+    [
+        ([0.1, 0.9, 0.5, 0.5, 0.5, 0.5], BestRound(2, "global.accuracy", 0.9), [1, 2, 4, 5, 6]),  # 1 made 2, and 4 5
+        ([0.5] * 6, BestRound(1, "global.accuracy", 0.5), [0, 1, 4, 5, 6]),  # of equals the earlier one
+        ([*GOES, 0.5, 0.5, 0.5, 0.5], BestRound(7, "global.accuracy", 0.9), [6, 7, 9, 10, 11]),
+        ([], None, [4, 5, 6]),
+    ],
+)
+def test_the_best_round_stays_when_others_go(
+    make: MakeLab, values: list[float], expected: BestRound | None, states: list[int]
 ) -> None:
-    lab = go(make(rounds=12, keep_rounds=1).begin(), [0.1, 0.8, 0.5, 0.5, 0.5, 0.5, 0.9])
+    lab = make(rounds=12, keep_rounds=1, federation={} if values else {"score_every": 0}).begin()
+    go(lab, values or [0.0] * 6)
+    assert (best(lab), kept(lab)) == (expected, states)
+    updates = {row.task.round for row in lab.ledger.updates("test", range(1, 12)) if lab.has(row.digest)}
+    assert updates == {*states} - {min(states), *([states[-3]] if expected else [])}
+    if expected is not None:
+        assert verify_round(lab.ledger, lab.blobs, "test", expected.round, 1).finding is VerificationResult.SAME
+
+
+@pytest.mark.parametrize("pruned", [True, False])
+def test_a_former_best_round_goes_after_a_restart_too_also_where_the_server_died_before_it_had_pruned(
+    make: MakeLab, monkeypatch: pytest.MonkeyPatch, pruned: bool
+) -> None:
+    lab = go(make(rounds=12, keep_rounds=1).begin(), GOES)
     with monkeypatch.context() as patched:
-        patched.setattr(aggregation, "prune", lambda *_: None)
+        if not pruned:
+            patched.setattr(aggregation, "prune", lambda *_: None)
         go(lab, [0.5])
-    assert 2 in kept(lab)
+    assert (2 in kept(lab)) is not pruned
     lab.restart()
     go(lab, [0.5] * 3)
     assert kept(lab) == [6, 7, 9, 10, 11]
-
-
-def test_without_scores_there_is_no_best_round(make: MakeLab) -> None:
-    lab = go(make(rounds=9, keep_rounds=1, federation={"score_every": 0}).begin(), [0.0] * 6)
-    assert best(lab) is None
-    assert kept(lab) == [4, 5, 6]
 
 
 def test_the_recipe_chooses_the_score(make: MakeLab) -> None:
@@ -179,12 +167,6 @@ def test_the_recipe_chooses_the_score(make: MakeLab) -> None:
     assert (found := best(lab)) is not None
     assert (found.round, found.score) == (2, "personal.accuracy")
     assert 2 in kept(lab)
-
-
-def test_the_best_round_can_be_verified(make: MakeLab) -> None:
-    lab = go(make(rounds=9, keep_rounds=1).begin(), [0.1, 0.9, 0.5, 0.5, 0.5, 0.5])
-    assert verify_round(lab.ledger, lab.blobs, "test", 2, 1).finding is VerificationResult.SAME
-    assert verify_round(lab.ledger, lab.blobs, "test", 3, 1).finding is VerificationResult.NOT_KEPT
 
 
 def test_a_run_goes_back_to_its_best_round(make: MakeLab) -> None:
@@ -224,25 +206,6 @@ def test_the_best_round_of_another_run_stays_though_its_bytes_are_those_of_an_ol
     go(there, [0.1, 0.9, 0.5, 0.5, 0.5, 0.5])
     assert there.ledger.rounds("there")[1].state == here.ledger.rounds("here")[1].state
     assert best(here) == BestRound(1, "global.accuracy", 0.9)
-
-
-def test_no_scores_are_read_but_those_that_judge_the_rounds(make: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a thousand rounds and sites there are millions, and the coordinator's thread reads them in each round."""
-    lab = go(make(rounds=9, keep_rounds=1).begin(), [0.5, 0.75, 0.25, 0.5])
-    asked: list[Sequence[str]] = []
-    scores = lab.ledger.scores
-
-    def spy(run: str, round: int | None = None, names: Sequence[str] | None = None) -> Any:
-        assert names is not None
-        asked.append(names)
-        return scores(run, round, names)
-
-    monkeypatch.setattr(lab.ledger, "scores", spy)
-    assert best_and_former(lab.ledger, lab.blobs, "test", ScoreMemory(lab.ledger, "test").ranking, None) == (
-        BestRound(2, "global.accuracy", 0.75),
-        {1},
-    )
-    assert asked == [("global.balanced_accuracy",), ("global.accuracy",)]
 
 
 def test_a_score_that_comes_too_late_changes_nothing(make: MakeLab) -> None:

@@ -51,18 +51,6 @@ def climbing(*means: float) -> list[dict[str, float]]:
 ONE_CLASS = scores(0.0, 0.0, 1.0, 0.0)
 
 
-def test_a_run_without_scores_or_updates_has_no_warning() -> None:
-    assert model_warnings(history()) == []
-
-
-def test_a_name_that_0_2_0_took_though_it_is_no_class_is_passed_over() -> None:
-    assert codes(model_warnings(history(ONE_CLASS | {"global.recall.all": 1.0}))) == [WarningCode.ONE_CLASS]
-
-
-def test_a_run_that_learns_has_no_warning() -> None:
-    assert model_warnings(history(*climbing(0.3, 0.5, 0.7, 0.8, 0.85, 0.87, 0.86, 0.88))) == []
-
-
 def test_a_model_that_calls_every_image_one_class_is_told_once_by_its_class() -> None:
     (warning,) = model_warnings(history(*climbing(0.26, 0.27), ONE_CLASS, class_names=("akiec", "bcc", "nv", "vasc")))
     assert (warning.code, warning.round, warning.site) == (WarningCode.ONE_CLASS, 3, None)
@@ -86,6 +74,39 @@ def test_a_model_that_calls_nearly_every_image_one_class_is_not_said_to_call_eve
     assert "nearly" not in every.text
 
 
+OWN = scores(0.5, 0.8, prefix="personal.local")
+HEALTHY = scores(0.9, 0.8, 0.9, 0.9)
+SAME = scores(0.5, 0.6, 0.5, 0.4)
+FINE = {
+    "no scores and no updates": history(),
+    "it learns": history(*climbing(0.3, 0.5, 0.7, 0.8, 0.85, 0.87, 0.86, 0.88)),
+    "a test set of one class": history({"global.balanced_accuracy": 0.5, "global.recall.1": 0.5}),
+    "one good round among the last three": history(*climbing(0.7, 0.8, 0.6, 0.66, 0.6)),
+    "equal scores of two rounds": history(SAME, SAME),
+    "without a fault there is nothing to change": history(*[scores(1.0, 1.0, 1.0, 1.0)] * 6),
+    "the median of evaluators": history(scored=[RoundScores(1, {"a": HEALTHY, "b": ONE_CLASS, "c": HEALTHY})]),
+    "a site's own may not know others' classes": history(scores(0, 1, 0, 0, prefix="personal"), site="ann"),
+    "and change little": history(scores(0.9, 0.8, prefix="personal.local"), *[OWN] * 6, site="ann"),
+}
+
+
+@pytest.mark.parametrize("fine", FINE.values(), ids=FINE)
+def test_there_is_nothing_to_warn_of(fine: RunHistory) -> None:
+    assert model_warnings(fine) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [
+        (history(ONE_CLASS | {"global.recall.all": 1.0}), WarningCode.ONE_CLASS),  # a name of 0.2.0, and of no class
+        (history(*climbing(0.25, 0.30), ONE_CLASS), WarningCode.ONE_CLASS),  # it was never good, and does not fall
+        (history(SAME, SAME, SAME), WarningCode.UNCHANGED),  # from the start
+    ],
+)
+def test_there_is_one_thing_to_warn_of(found: RunHistory, code: WarningCode) -> None:
+    assert codes(model_warnings(found)) == [code]
+
+
 @pytest.mark.parametrize("recalls", [(0.2, 0.0, 0.9, 0.0), (0.06, 0.0, 0.96, 0.0)])
 def test_a_model_at_chance_that_gives_more_than_one_class_is_at_chance(recalls: tuple[float, ...]) -> None:
     (warning,) = model_warnings(history(scores(*recalls)))
@@ -103,23 +124,13 @@ def test_chance_is_one_over_the_classes_and_a_margin(classes: int, at_chance: fl
     assert (judged(at_chance), judged(better)) == ([WarningCode.CHANCE], [])
 
 
-def test_chance_counts_the_classes_that_the_test_set_has() -> None:
+def test_chance_counts_the_classes_that_the_test_set_has_and_other_numbers_stand_beside_it() -> None:
     values = {"global.balanced_accuracy": 0.48, "global.recall.0": 0.6, "global.recall.3": 0.36}
     (warning,) = model_warnings(history(values))
     assert (warning.code, warning.numbers["chance"]) == (WarningCode.CHANCE, 0.5)
-
-
-def test_a_test_set_of_one_class_says_nothing() -> None:
-    assert model_warnings(history({"global.balanced_accuracy": 0.5, "global.recall.1": 0.5})) == []
-
-
-def test_what_the_most_common_class_gives_stands_beside_the_accuracy() -> None:
     for recalls in [(0.0, 1.0, 0.0, 0.0), (0.5, 0.5, 0.0, 0.0)]:
         (warning,) = model_warnings(history(scores(*recalls, accuracy=0.663, majority=0.661)))
         assert (warning.numbers["accuracy"], warning.numbers["majority"]) == (0.663, 0.661)
-
-
-def test_the_area_under_the_roc_curve_is_told_beside_chance() -> None:
     (warning,) = model_warnings(history(scores(0.5, 0.5, 0.0, 0.0, auroc=0.76)))
     assert (warning.code, warning.numbers["auroc"]) == (WarningCode.CHANCE, 0.76)
     assert "0.76" in warning.text
@@ -142,24 +153,13 @@ def test_the_first_round_that_is_judged(rounds: int, auroc: float, from_round: i
     assert [going.is_young(number, auroc) for number in (from_round - 1, from_round)] == [True, False]
 
 
-def test_a_model_that_fell_to_chance_diverges() -> None:
+def test_a_model_that_fell_to_chance_diverges_and_one_may_be_worse_than_at_first() -> None:
     found = model_warnings(history(*climbing(0.3, 0.6, 0.55), ONE_CLASS))
     assert codes(found) == [WarningCode.ONE_CLASS, WarningCode.DIVERGING]
     assert (found[1].numbers["best"], found[1].numbers["best_round"]) == pytest.approx((0.6, 2))
-
-
-def test_a_model_that_was_never_good_does_not_fall() -> None:
-    assert codes(model_warnings(history(*climbing(0.25, 0.30), ONE_CLASS))) == [WarningCode.ONE_CLASS]
-
-
-def test_worse_than_the_first_scored_round() -> None:
     (warning,) = model_warnings(history(*climbing(0.7, 0.8, 0.64, 0.6, 0.62)))
     assert (warning.code, warning.round) == (WarningCode.WORSE, 5)
     assert (warning.numbers["first"], warning.numbers["first_round"]) == pytest.approx((0.7, 1))
-
-
-def test_one_good_round_among_the_last_three_is_no_decline() -> None:
-    assert model_warnings(history(*climbing(0.7, 0.8, 0.6, 0.66, 0.6))) == []
 
 
 def test_a_going_run_is_worse_only_after_three_more_scored_rounds() -> None:
@@ -170,23 +170,13 @@ def test_a_going_run_is_worse_only_after_three_more_scored_rounds() -> None:
 
 
 def test_equal_scores_of_five_scored_rounds_say_that_nothing_changes() -> None:
-    same = scores(0.5, 0.6, 0.5, 0.4)
+    same = SAME
     (warning,) = model_warnings(history(*climbing(0.3), *[same] * 5))
     assert (warning.code, warning.round) == (WarningCode.UNCHANGED, 6)
     assert warning.numbers == {"since_round": 2, "scored_rounds": 5}
     assert model_warnings(history(*climbing(0.3), *[same] * 4)) == []
     nearly = same | {"global.recall.0": 0.5 + 1e-9}
     assert model_warnings(history(*climbing(0.3), *[same] * 4, nearly)) == []
-
-
-def test_equal_scores_from_the_start_say_so_after_three() -> None:
-    same = scores(0.5, 0.6, 0.5, 0.4)
-    assert codes(model_warnings(history(same, same, same))) == [WarningCode.UNCHANGED]
-    assert model_warnings(history(same, same)) == []
-
-
-def test_a_model_without_a_fault_has_nothing_to_change() -> None:
-    assert model_warnings(history(*[scores(1.0, 1.0, 1.0, 1.0)] * 6)) == []
 
 
 def test_equal_states_say_that_nothing_changes_where_there_is_a_global_model() -> None:
@@ -218,15 +208,13 @@ def losing(*losses: float, classes: int = CLASSES) -> list[WarningCode]:
     return codes(model_warnings(history(trained=trained, classes=classes, ended=False)))
 
 
-def test_a_loss_that_grows_far_beyond_its_start_diverges() -> None:
+def test_a_loss_or_norms_that_grow_far_beyond_their_start_diverge() -> None:
     assert losing(1.2, 1.0, 9.0, 12.0) == [WarningCode.DIVERGING]
     assert losing(1.2, 1.0, 1.0, 12.0) == []  # one bad round
     assert losing(0.1, 0.2, 0.9, 1.0) == []  # larger than at its start, and still less than a guess
     assert losing(9.0, 12.0, 12.0, 12.0) == []  # a loss of large numbers from the start
     assert losing(1.2, 9.0) == []
 
-
-def test_norms_that_explode_diverge() -> None:
     def judged(*norms: float) -> list[WarningCode]:
         trained = [TrainedRound(n, Digest(f"{n}"), norms=[norm] * 3) for n, norm in enumerate(norms, 1)]
         return codes(model_warnings(history(trained=trained, ended=False)))
@@ -237,40 +225,20 @@ def test_norms_that_explode_diverge() -> None:
     assert judged(0.0, 0.0, 0.0, 1.0, 1.0) == []
 
 
-def test_without_an_evaluator_the_sites_own_test_sets_judge_the_global_model() -> None:
+def test_who_judges_the_global_model_and_who_a_sites_own() -> None:
     one = RoundScores(3, {"ann": scores(0, 1, prefix="global.local"), "bob": scores(0, 1, 0, prefix="global.local")})
     (warning,) = model_warnings(history(scored=[one]))
     assert (warning.code, warning.site, warning.numbers["class"]) == (WarningCode.ONE_CLASS, None, 1)
     good = RoundScores(3, {**one.scores, EVALUATOR: scores(0.9, 0.9, 0.9, 0.9)})
     assert model_warnings(history(scored=[good])) == []
-
-
-def test_three_evaluators_are_judged_by_their_median() -> None:
-    healthy = scores(0.9, 0.8, 0.9, 0.9)
-    assert model_warnings(history(scored=[RoundScores(1, {"a": healthy, "b": ONE_CLASS, "c": healthy})])) == []
-
-
-def test_a_sites_own_model_is_judged_on_its_own_test_set() -> None:
     own = scores(0.0, 1.0, prefix="personal.local")
     (warning,) = model_warnings(history(own, site="ann"))
     assert (warning.code, warning.site) == (WarningCode.ONE_CLASS, "ann")
     assert "ann" in warning.text
-
-
-def test_a_sites_own_model_may_not_know_the_classes_of_others() -> None:
-    assert model_warnings(history(scores(0, 1, 0, 0, prefix="personal"), site="ann")) == []
-
-
-def test_a_sites_own_model_that_ranks_well_may_call_most_images_its_usual_class() -> None:
     ranks = scores(0.0, 1.0, prefix="personal.local", auroc=0.8)
     assert model_warnings(history(ranks, site="ann")) == []
     guesses = scores(0.0, 1.0, prefix="personal.local", auroc=0.52)
     assert codes(model_warnings(history(guesses, site="ann"))) == [WarningCode.ONE_CLASS]
-
-
-def test_small_changes_of_a_sites_own_scores_say_nothing() -> None:
-    first, same = scores(0.9, 0.8, prefix="personal.local"), scores(0.5, 0.8, prefix="personal.local")
-    assert model_warnings(history(first, *[same] * 6, site="ann")) == []
 
 
 def test_the_global_model_comes_first_and_the_worst_of_each_first() -> None:
@@ -283,16 +251,8 @@ def test_the_global_model_comes_first_and_the_worst_of_each_first() -> None:
 
 def test_as_plain_data_the_numbers_stand_beside_the_other_keys() -> None:
     (warning,) = model_warnings(history(scores(0.5, 0.5, 0.0, 0.0)))
-    assert warning.plain() == {
-        "code": "chance",
-        "round": 1,
-        "site": None,
-        "text": warning.text,
-        "balanced_accuracy": 0.25,
-        "accuracy": 0.25,
-        "chance": 0.25,
-        "classes_present": 4,
-    }
+    named = {"code": "chance", "round": 1, "site": None, "text": warning.text}
+    assert warning.plain() == {**named, **warning.numbers}
 
 
 share = st.floats(0, 1)

@@ -31,8 +31,7 @@ SOUND = {"global.recall.0": 0.9, "global.recall.1": 0.8, "global.recall.2": 0.7}
 
 def scored_round(lab: Lab, value: float, scores: Mapping[str, float]) -> None:
     """All sites train; the evaluator reports these scores."""
-    for site in TRAINERS:
-        lab.push(site, lab.model(value))
+    lab.train(value)
     lab.intake.report_scores("eva", "daemon-eva", lab.task("eva").task_id, scores)
     for site in TRAINERS:
         lab.score(site)
@@ -58,23 +57,6 @@ def test_a_restarted_server_does_not_log_again_what_was_known(make: MakeLab) -> 
         lab.restart()
         scored_round(lab, 6.0, ONE_CLASS)
     assert logged(events) == []
-
-
-def test_a_last_model_is_judged_when_its_run_ends_however_young(make: MakeLab) -> None:
-    lab = make(rounds=2).begin()
-    with capture_logs() as events:
-        scored_round(lab, 1.0, SOUND)
-        scored_round(lab, 2.0, ONE_CLASS)
-    assert logged(events) == [(2, "one-class", None)]
-
-
-def test_what_is_no_longer_so_is_no_longer_told(make: MakeLab) -> None:
-    lab = make(rounds=9).begin()
-    for number in range(1, 6):
-        scored_round(lab, float(number), ONE_CLASS)
-    assert [warning.code for warning in warnings_of(lab.ledger, "test")] == ["one-class", "unchanged"]
-    scored_round(lab, 6.0, SOUND)
-    assert warnings_of(lab.ledger, "test") == []
 
 
 def test_a_run_that_is_not_known_has_no_warning(lab: Lab) -> None:
@@ -129,7 +111,7 @@ def warned(scored: Sequence[RoundScores], *, ended: bool) -> Any:
     return model_warnings(history)
 
 
-@settings(deadline=None)  # the ledger is SQL
+@settings(max_examples=50, deadline=None)  # the ledger is SQL
 @given(st.lists(st.one_of(rounds, rounds, rounds, st.integers(0, 9)), max_size=24))
 def test_what_is_kept_gives_the_warnings_and_the_order_of_all_rounds(deeds: list[dict[str, Scores] | int]) -> None:
     run = Scored()

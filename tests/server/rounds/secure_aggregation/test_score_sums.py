@@ -76,7 +76,7 @@ class Scored(Secure):
         )
 
 
-def test_the_ledger_has_the_mean_and_no_score_of_a_site() -> None:
+def test_the_ledger_has_the_mean_and_no_score_of_a_site_and_whoever_asks_is_shown_it() -> None:
     run = Scored()
     for step in ALL:
         assert run.asked() == dict.fromkeys(SITES, step)
@@ -89,11 +89,7 @@ def test_the_ledger_has_the_mean_and_no_score_of_a_site() -> None:
     assert not run.lab.phase.failed
     assert run.ledger.rounds("test")[-1].scored
     assert not any(task.is_open for task in run.ledger.tasks("test"))
-
-
-def test_whoever_asks_is_shown_the_sum() -> None:
-    run = Scored()
-    run.scores_until(None)
+    assert counted(run.lab.metrics, ABANDONED) == {}
     seen = overview(run.ledger, "test")
     assert seen is not None
     assert (seen.scored_round, seen.scores) == (2, {NAME: FOUND})
@@ -142,11 +138,13 @@ def test_a_process_that_dies_as_it_records_the_sum_records_it_after_a_restart(mo
     assert isinstance(run.lab.phase, phases.FinishedPhase)
 
 
-def test_a_site_that_declines_ends_nothing_for_the_others() -> None:
+@pytest.mark.parametrize("gone", [("eli",), SITES[2:]])
+def test_sites_that_decline_end_nothing_for_the_others_and_two_are_not_aggregated(gone: tuple[SiteId, ...]) -> None:
     run = Scored()
-    run.decline("eli")
+    for site in gone:
+        run.decline(site)
     run.scores_until(None)
-    assert run.sums()[NAME].sites == 4
+    assert {name: found.sites for name, found in run.sums().items()} == ({NAME: 4} if gone == ("eli",) else {})
     assert isinstance(run.lab.phase, phases.FinishedPhase)
     assert not run.lab.phase.failed
 
@@ -158,9 +156,8 @@ def test_a_site_that_drops_out_ends_no_round(step: TaskKind) -> None:
     run.answer_scores(SITES[1:])
     run.lab.later(60.0, alive=SITES)
     run.scores_until(None)
-    # From here on a row could be left with one site.
-    whole = step in (TaskKind.AGREE_CONTRIBUTORS, TaskKind.REVEAL_CONTRIBUTORS, TaskKind.MASK)
-    assert (run.sums().get(NAME) is None) is whole
+    alone = (TaskKind.AGREE_CONTRIBUTORS, TaskKind.REVEAL_CONTRIBUTORS, TaskKind.MASK)  # a row could be left with one
+    assert (run.sums().get(NAME) is None) is (step in alone)
     assert isinstance(run.lab.phase, phases.FinishedPhase)
     assert not run.lab.phase.failed
     assert run.ledger.rounds("test")[-1].abandoned is None
@@ -187,25 +184,6 @@ def test_false_shares_of_a_sum_of_scores_count_once() -> None:
     run.answer_scores(SITES)
     assert run.sums() == {}
     assert counted(run.lab.metrics, ABANDONED) == {("unusable", "reveal"): 1.0}
-
-
-def test_a_sum_of_scores_that_is_opened_is_no_failure_nor_one_of_a_run_that_is_stopped() -> None:
-    run = Scored()
-    run.scores_until(None)
-    assert counted(run.lab.metrics, ABANDONED) == {}
-    run = Scored()
-    run.scores_until(TaskKind.AGREE)
-    run.lab.run.handle(phases.Stop("enough"))
-    assert counted(run.lab.metrics, ABANDONED) == {}
-
-
-def test_two_sites_are_not_aggregated() -> None:
-    run = Scored()
-    for site in SITES[2:]:
-        run.decline(site)
-    run.answer_scores(SITES[:2])
-    assert run.sums() == {}
-    assert isinstance(run.lab.phase, phases.FinishedPhase)
 
 
 def test_evaluators_report_first_and_trainers_report_none_by_themselves() -> None:
