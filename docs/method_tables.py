@@ -12,7 +12,7 @@ from protofed.client.method import ClientMethod, client_methods
 from protofed.client.policy.policy import Policy, PolicyRefusedError
 from protofed.common.errors import ConfigError
 from protofed.common.payload import FROM_THE_SERVER, NOT_ON_THE_WIRE, Exchange, Part
-from protofed.common.secure_aggregation.linear_form import SumForm, form_of
+from protofed.common.secure_aggregation.linear_form import SumForm, read_form
 from protofed.deploy.shipped import files
 from protofed.server.method import server_methods
 
@@ -161,7 +161,7 @@ def _installed(half: type[ClientMethod]) -> str:
 
 def _form(half: ClientMethod, name: str) -> SumForm | None:
     try:
-        return form_of(half, name)
+        return read_form(half, name)
     except ConfigError:
         return None
 
@@ -169,7 +169,7 @@ def _form(half: ClientMethod, name: str) -> SumForm | None:
 def _sums(name: str) -> str:
     half = client_methods.build(name, {})
     try:
-        form = form_of(half, name)
+        form = read_form(half, name)
     except ConfigError as error:
         return f"none: {error}" if hasattr(half, "sum_form") else "none"
     w = "w " if "weighting" in client_methods.options(name) | server_methods.options(name) else ""

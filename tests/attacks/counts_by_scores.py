@@ -21,7 +21,7 @@ from protofed.client.models.catalogue import device_model
 from protofed.client.models.split import load
 from protofed.client.training.evaluation import tally
 from protofed.common.payload import Part
-from protofed.deploy.simulation.simulation import EVALUATOR, data_of
+from protofed.deploy.simulation.simulation import EVALUATOR, load_data
 
 MAX_EXAMPLES = 3000  # of a site, as the attacker supposes
 SCORE = "personal.pm_l"
@@ -40,7 +40,7 @@ def attack(policy: str, rounds: int = 20, seed: int = 0, *, secure: bool = False
     recipe = recipe.model_copy(update={"federation": every_round})
     running = posed(recipe, policy_of(policy, recipe))
     running.go()
-    test = data_of(recipe)[EVALUATOR]
+    test = load_data(recipe)[EVALUATOR]
     model = device_model(recipe, torch.device("cpu"), frozenset())
     equations: dict[str, list[Floats]] = {site: [] for site in running.data}
     reported = running.ledger.scores(recipe.name)

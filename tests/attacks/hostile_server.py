@@ -19,7 +19,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload, SiteId
 from protofed.common.protocol.messages import TaskKind
 from protofed.deploy import shipped
-from protofed.deploy.simulation.simulation import EVALUATOR, data_of
+from protofed.deploy.simulation.simulation import EVALUATOR, load_data
 
 # Makes the base of a round from what the site sent in the round before; None in round 1.
 Lure = Callable[[Payload | None], Payload]
@@ -58,7 +58,7 @@ def _digits(recipe: Recipe) -> dict[SiteId, SiteData]:
     def fitted(data: SiteData) -> SiteData:
         return replace(data, train=enlarged(data.train), test=enlarged(data.test), input=recipe.input)
 
-    known = data_of(digits)
+    known = load_data(digits)
     return known if sides == digits.input.shape[1:] else {name: fitted(data) for name, data in known.items()}
 
 

@@ -19,7 +19,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ProtocolError
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Manifest, Receipt, Role, Task, TaskKind
-from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, data_of
+from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, build_agents, load_data
 from protofed.deploy.simulation.sites import DirectLink
 from protofed.server.rounds.context import open_server
 from protofed.server.rounds.machine.rules import AGREEING
@@ -78,13 +78,13 @@ def told(
         rules: policy of the other sites; None: it allows everything, as the liars' does.
     """
     context = open_server(None, opened, simulated=True)
-    runs, blobs, data = RunQueue([recipe], context), context.blobs, data_of(recipe)
+    runs, blobs, data = RunQueue([recipe], context), context.blobs, load_data(recipe)
 
     def connect(name: SiteId, roles: frozenset[Role]) -> DirectLink:
         return LyingLink(runs, blobs, name, roles, lie=lie) if name in liars else DirectLink(runs, blobs, name, roles)
 
-    honest = agents_of(recipe, connect, data=data, policy=rules)
-    lying = agents_of(recipe, connect, data=data)
+    honest = build_agents(recipe, connect, data=data, policy=rules)
+    lying = build_agents(recipe, connect, data=data)
     agents = [liar if liar.name in liars else other for liar, other in zip(lying, honest, strict=True)]
     return Simulation(recipe, runs, context.ledger, blobs, data, agents)
 
@@ -107,7 +107,7 @@ def agreed_first_model(name: str) -> tuple[frozenset[SiteId], frozenset[SiteId],
     """
     rules = {"quorum": 4, "min_sites": 5, "max_attempts": 2}
     recipe = recipe_like("digits-fedavg", rounds=1, federation=rules)
-    sites = sorted(data_of(recipe).keys() - {EVALUATOR})
+    sites = sorted(load_data(recipe).keys() - {EVALUATOR})
     colluders = frozenset(sites[:AGREEING])
     with ExitStack() as opened:
         running = told(recipe, Lie(zeros), opened, colluders, policy_of(name, recipe))

@@ -28,7 +28,7 @@ from protofed.client.agent import scores
 from protofed.client.agent.agent import Agent
 from protofed.client.data.site_data import SiteData
 from protofed.client.models.split import load
-from protofed.client.secure_aggregation.partners import membership_of
+from protofed.client.secure_aggregation.partners import open_membership
 from protofed.client.state.disk_store import DiskStore
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
@@ -78,7 +78,7 @@ class Asked:
         held: Sequence[SiteData] = (),
     ) -> None:
         self.run, self.held = run, list(held) or list(sites_of(run))
-        self.names = score_sums.names_of(ScoreNames(run.classes, run.evaluation.switched_on))
+        self.names = score_sums.list_scores(ScoreNames(run.classes, run.evaluation.switched_on))
         self.counts: dict[str, int] = {}  # of sites that have each score of the newest sum, as the server counts them
         self._tasks = 0
         self.sites: dict[str, tuple[AgentHarness, Agent]] = {}
@@ -97,7 +97,7 @@ class Asked:
         made = AgentHarness(DiskStore(folder), json.loads(self.run.wire()), rules, load_data=lambda _: data, name=name)
         made.link.run, made.link.min_cohort = self.run.name, SITES
         agent = made.agent()
-        agent._work.sums.membership = membership_of(folder, name, lambda: None)
+        agent._work.sums.membership = open_membership(folder, name, lambda: None)
         return made, agent
 
     def trained(self, round: int, base: Payload) -> Array | None:

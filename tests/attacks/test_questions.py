@@ -29,7 +29,7 @@ from protofed.client.base_checks.statistics import BaseCheck, BaseProblem
 from protofed.client.data.site import load_site
 from protofed.client.data.site_data import SiteData
 from protofed.client.policy.policy import Policy
-from protofed.client.secure_aggregation.partners import membership_of
+from protofed.client.secure_aggregation.partners import open_membership
 from protofed.client.state.disk_store import DiskStore
 from protofed.common import codec
 from protofed.common.config.data import Data
@@ -69,7 +69,7 @@ class Questioned:
         self.harness = AgentHarness(store, table, rules or RULES.model_dump(), load_data=load_data, name="site-1")
         self.harness.link.run, self.harness.link.min_cohort = recipe.name, 3
         self.agent: Agent = self.harness.agent()
-        self.agent._work.sums.membership = membership_of(folder, "site-1", lambda: None)
+        self.agent._work.sums.membership = open_membership(folder, "site-1", lambda: None)
         partners = {name: folder.parent / f"{folder.name}-{name}" for name in ("site-2", "site-3")}
         confirm(folder, listed({"site-1": folder, **partners}))
         self._asked = 0

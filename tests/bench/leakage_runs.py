@@ -24,7 +24,7 @@ from protofed.common.payload import Part, Payload, SiteId
 from protofed.common.protocol.messages import Role, TaskKind
 from protofed.common.protocol.scores import spreads
 from protofed.deploy import shipped
-from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, data_of, everything
+from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, everything, load_data
 from protofed.deploy.simulation.sites import DirectLink
 from protofed.server.method import OwnStartMethod, server_methods
 from protofed.server.rounds.context import ServerContext
@@ -93,7 +93,7 @@ def seeded(case: Case, seed: int, rounds: int) -> Recipe:
 
 def posed(recipe: Recipe, policy: Policy) -> Simulation:
     """A simulation whose sites have this policy, and whose server forgets nothing."""
-    ledger, blobs, data = Ledger("sqlite://"), MemoryBlobs(), data_of(recipe)
+    ledger, blobs, data = Ledger("sqlite://"), MemoryBlobs(), load_data(recipe)
     runs = RunQueue(
         [recipe], ServerContext(ledger, blobs, SitePresence(ledger, float), float, keep_rounds=0, simulated=True)
     )
@@ -118,7 +118,7 @@ def sites_seen(running: Simulation, *, by_sites: bool = False) -> dict[SiteId, l
     """
     recipe = running.recipe
     secure = recipe.federation.secure
-    test = data_of(recipe)[EVALUATOR].test
+    test = load_data(recipe)[EVALUATOR].test
     draw = torch.Generator().manual_seed(0)
     noise = torch.randn(NOISE, *recipe.input.shape, generator=draw)
     model = device_model(recipe, torch.device("cpu"), frozenset())

@@ -12,7 +12,7 @@ from protofed.common.payload import Part, Payload, SiteId, Tensors, Update
 from protofed.common.secure_aggregation.linear_form import SumLayout, Sums
 from protofed.deploy.simulation.simulation import Simulation
 from protofed.server.method import server_methods
-from protofed.server.rounds.secure_aggregation.totals import layout_of, unmasked_total
+from protofed.server.rounds.secure_aggregation.totals import lay_out, unmasked_total
 
 
 def sums_of(running: Simulation) -> Iterator[tuple[dict[SiteId, Payload], dict[SiteId, Payload]]]:
@@ -31,7 +31,7 @@ def sums_of(running: Simulation) -> Iterator[tuple[dict[SiteId, Payload], dict[S
         began = method.broadcast(state, "")
         if Part.BODY not in began:  # cwFedAVG sends a model for each class
             began = {part: last[part] for part in (Part.BODY, Part.HEAD)}
-        last = as_update(opened(recipe, layout_of(method, state), updates))
+        last = as_update(opened(recipe, lay_out(method, state), updates))
         sites = [update.site for update in updates]
         yield dict.fromkeys(sites, last), dict.fromkeys(sites, began)
 

@@ -18,7 +18,7 @@ from tests.support.round_contexts import round_context
 
 from protofed.common import codec
 from protofed.common.config.recipe import Robust
-from protofed.common.payload import Part, Payload, norm_of
+from protofed.common.payload import Part, Payload, distance_norm
 from protofed.common.process import keep_memory
 from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.server.methods.fedavg import FedAvgServer
@@ -65,7 +65,7 @@ def row_of(blobs: FolderBlobs, number: int) -> UpdateRow:
     data = codec.encode(model(number + 1))
     site = f"site-{number:02d}"
     task = TaskRow(f"task-{number}", "bench", 1, 1, site, TaskKind.FIT, None, 0)
-    norm = norm_of(model(number + 1), model(0))
+    norm = distance_norm(model(number + 1), model(0))
     return UpdateRow(task, Verdict.ACCEPTED, "", blobs.put(data), len(data), {}, None, norm=norm)
 
 

@@ -29,7 +29,7 @@ from protofed.client.models.catalogue import build
 from protofed.common.config.recipe import Recipe
 from protofed.common.process import keep_memory
 from protofed.deploy.simulation.simulation import simulation
-from protofed.deploy.simulation.worker_processes import crew_of
+from protofed.deploy.simulation.worker_processes import choose_workers
 from protofed.server.rounds.machine.phases import Phase
 
 SITES, COHORT, CLASSES = 100, 10, 10
@@ -161,7 +161,7 @@ def _set_up() -> None:
 @contextmanager
 def simulated(case: Case, processes: int = 1) -> Iterator[Rounds]:
     """A simulation that goes on by some rounds at a call."""
-    with simulation(case.recipe, sites=case.sites(), crew=crew_of(processes)) as running:
+    with simulation(case.recipe, sites=case.sites(), crew=choose_workers(processes)) as running:
 
         def now() -> int:
             phase: Phase = running.run.phase

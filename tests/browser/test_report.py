@@ -23,7 +23,7 @@ def test_on_a_phone_no_score_of_a_report_is_cut_and_axe_finds_nothing(
 ) -> None:
     with simulation(recipe_of("fednh", rounds=2, evaluation=evaluation), tmp_path) as running:
         running.go()
-    file = write_report(report.run_record_of(tmp_path, None), tmp_path / "report.html")
+    file = write_report(report.read_run_record(tmp_path, None), tmp_path / "report.html")
     page = chromium.new_page(viewport={"width": 375, "height": 812})
     page.goto(file.as_uri())
     for unfolded in (False, True):

@@ -15,7 +15,7 @@ from tests.common.secure_aggregation.test_masking import uniformity
 
 from protofed.client.agent import scores
 from protofed.client.agent.computation import Computation, fit
-from protofed.client.secure_aggregation.partners import membership_of
+from protofed.client.secure_aggregation.partners import open_membership
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import FitOutcome, MemoryStore
 from protofed.client.training.dp import SIMULATED_SECRET
@@ -25,8 +25,8 @@ from protofed.common.errors import FailureReason, TaskFailedError
 from protofed.common.payload import Array, Part, Payload, SiteId
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.protocol.scores import Spread
-from protofed.common.secure_aggregation.messages import SignatureMessage, message_of
-from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, data_of, everything, simulation
+from protofed.common.secure_aggregation.messages import SignatureMessage, unpack
+from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, build_agents, everything, load_data, simulation
 from protofed.deploy.simulation.sites import DirectLink
 from protofed.server.operator.verification import VerificationResult, verify_round
 from protofed.server.rounds.context import open_server
@@ -43,11 +43,11 @@ def masked(recipe: Recipe, folder: Path, resources: ExitStack) -> Simulation:
     """The agents of a simulation and a server, which sum under masks."""
     opened = open_server(None, resources, simulated=True)
     context = replace(opened, simulated=False, clock=time.monotonic)
-    runs, data = RunQueue([recipe], context), data_of(recipe)
-    agents = agents_of(recipe, lambda name, roles: DirectLink(runs, context.blobs, name, roles), data=data)
+    runs, data = RunQueue([recipe], context), load_data(recipe)
+    agents = build_agents(recipe, lambda name, roles: DirectLink(runs, context.blobs, name, roles), data=data)
     for agent in agents:
         agent._site.simulated = agent.name == EVALUATOR
-        agent._work.sums.membership = membership_of(folder / agent.name, agent.name, lambda: None)
+        agent._work.sums.membership = open_membership(folder / agent.name, agent.name, lambda: None)
     return Simulation(recipe, runs, context.ledger, context.blobs, data, agents)
 
 
@@ -172,7 +172,7 @@ def rejected(running: Simulation) -> set[SiteId]:
 
 
 def vector_of(blob: bytes) -> Array:
-    _, vector = message_of(blob, SignatureMessage)
+    _, vector = unpack(blob, SignatureMessage)
     assert vector is not None
     return vector
 

@@ -15,7 +15,7 @@ from tests.support.method_facts import SUMMABLE, brief, long
 from protofed.client.policy.policy import GateContext, Policy, Released
 from protofed.client.state.disk_store import DiskStore
 from protofed.common.config.recipe import Recipe
-from protofed.common.payload import Array, Part, Payload, Update, describe, norm_of
+from protofed.common.payload import Array, Part, Payload, Update, describe, distance_norm
 from protofed.common.protocol.scores import Spread, spreads
 from protofed.deploy.simulation.simulation import Simulation, simulation
 from protofed.server.operator.verification import VerificationResult, verify_round
@@ -133,4 +133,4 @@ def test_a_site_scales_its_own_update_down_to_the_bound(monkeypatch: pytest.Monk
     first, *updates = [update.payload for update in released if update.metrics or update is released[0]]
     assert len(updates) == 3
     for payload in updates:
-        assert norm_of(payload, first) == pytest.approx(0.01 * norm_of(first, {}), rel=1e-4)
+        assert distance_norm(payload, first) == pytest.approx(0.01 * distance_norm(first, {}), rel=1e-4)

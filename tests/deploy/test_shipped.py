@@ -31,7 +31,7 @@ from protofed.common.payload import NOT_ON_THE_WIRE, Part
 from protofed.common.protocol.messages import Telemetry
 from protofed.deploy import shipped
 from protofed.deploy.cli.main import app
-from protofed.deploy.daemons.server import recipes_of
+from protofed.deploy.daemons.server import read_recipes
 from protofed.deploy.shipped import KINDS, from_keywords, write_files
 from protofed.deploy.site.plan import site_plan
 from protofed.server.method import server_methods
@@ -305,7 +305,7 @@ def test_set_without_a_recipe_is_refused(words: tuple[str, ...], tmp_path: Path)
 
 def test_a_server_its_doctor_and_a_comparison_read_recipes_with_overrides(tmp_path: Path) -> None:
     settings = read_settings(ServerSettings, None, {"recipes": [RECIPE], "plaintext": True, "state": tmp_path})
-    (read,) = recipes_of(settings, ["rounds=2"])
+    (read,) = read_recipes(settings, ["rounds=2"])
     assert read == shipped.recipe("digits-fednh", ["rounds=2"])
     words = ["server", "doctor", "--recipe", str(RECIPE), "--plaintext", "--state", str(tmp_path), "--json"]
     checks = json.loads(CliRunner().invoke(app, [*words, "--set", "method.momentun=0.5"]).stdout)

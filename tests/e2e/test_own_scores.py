@@ -16,7 +16,7 @@ from protofed.client.policy.rules import is_own
 from protofed.client.state.disk_store import DiskStore
 from protofed.common.config.recipe import Recipe
 from protofed.deploy.cli import main
-from protofed.deploy.simulation.simulation import EVALUATOR, agents_of
+from protofed.deploy.simulation.simulation import EVALUATOR, build_agents
 from protofed.server.monitoring.collector import CollectorSources, StateCollector
 from protofed.server.operator.run_record import run_record
 from protofed.server.storage.reader import LedgerReader
@@ -59,7 +59,7 @@ def test_own_scores_stay_at_the_site_and_are_shown_there(
     def store(name: str) -> DiskStore:
         return stores.setdefault(name, DiskStore(tmp_path / name))
 
-    agents = agents_of(
+    agents = build_agents(
         recipe, linked(server.address), store, policy=Policy.read(standard_with_plain_updates(tmp_path / "policies"))
     )
     work(server, agents)

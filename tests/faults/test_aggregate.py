@@ -40,7 +40,7 @@ from protofed.common.protocol.messages import (
     Verdict,
     Wait,
 )
-from protofed.deploy.simulation.simulation import Simulation, agents_of, everything, simulation
+from protofed.deploy.simulation.simulation import Simulation, build_agents, everything, simulation
 from protofed.deploy.simulation.sites import DirectLink
 from protofed.server.operator.run_record import Overview, overview
 from protofed.server.operator.verification import VerificationResult, verify_round
@@ -133,7 +133,7 @@ def played(recipe: Recipe, attack: Attack | None) -> tuple[Overview, dict[str, i
 def play_against(running: Simulation, recipe: Recipe, attack: Attack | None) -> None:
     """Run a simulation to its end; one site's updates are changed on their way out."""
     connect = partial(DirectLink, running.runs, running.blobs)
-    replace(running, agents=agents_of(recipe, hostile(connect, recipe, attack))).go()
+    replace(running, agents=build_agents(recipe, hostile(connect, recipe, attack))).go()
 
 
 def hostile(
@@ -194,7 +194,7 @@ def over_grpc(recipe: Recipe, folder: Path) -> Iterator[Ledger]:
     server = LiveServer(recipe, folder / "server")
     try:
         with links(server.address) as connect:
-            working = agents_of(recipe, hostile(connect, recipe, ATTACKS[DETECTED]))
+            working = build_agents(recipe, hostile(connect, recipe, ATTACKS[DETECTED]))
             while working:
                 working = [agent for agent in working if not isinstance(agent.step(0.02), Finished)]
         yield server.ledger

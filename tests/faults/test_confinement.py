@@ -23,7 +23,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.pki.identity import LiveIdentity, Party
 from protofed.common.protocol.messages import Finished, Task, TaskKind
 from protofed.common.storage import journal
-from protofed.deploy.simulation.simulation import agents_of, data_of
+from protofed.deploy.simulation.simulation import build_agents, load_data
 
 pytestmark = [pytest.mark.faults, pytest.mark.skipif(bool(missing()), reason=missing() or "possible")]
 NAME = "fl.example.org"
@@ -128,7 +128,7 @@ def other_site(address: str, recipe: Recipe, identity: Path, look: Callable[[], 
             held.callback(link.close)
             return link
 
-        (agent,) = agents_of(recipe, connect, data={"site-2": data_of(recipe)["site-2"]})
+        (agent,) = build_agents(recipe, connect, data={"site-2": load_data(recipe)["site-2"]})
         while not isinstance(answer := agent.step(0.2), Finished):
             assert time.monotonic() < until, "the run does not end"
             if isinstance(answer, Task) and answer.kind is TaskKind.FIT:

@@ -34,7 +34,7 @@ from protofed.common.protocol.messages import Finished
 from protofed.common.storage.journal import Record, records
 from protofed.deploy import shipped
 from protofed.deploy.cli import main
-from protofed.deploy.simulation.simulation import EVALUATOR, agents_of
+from protofed.deploy.simulation.simulation import EVALUATOR, build_agents
 
 pytestmark = pytest.mark.timeout(300)
 NAMES = ("site-1", "site-2", EVALUATOR)
@@ -127,7 +127,7 @@ class Run:
             self._links.append(link)
             return link
 
-        self.agents, self._over = agents_of(recipe, connect), set[int]()
+        self.agents, self._over = build_agents(recipe, connect), set[int]()
 
     def turn(self) -> bool:
         """One step of each that has not ended; whether all have."""

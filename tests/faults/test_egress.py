@@ -38,7 +38,7 @@ from protofed.common.protocol.messages import Finished, Role, score_family
 from protofed.common.storage import journal
 from protofed.common.storage.journal import Journal
 from protofed.deploy import shipped
-from protofed.deploy.simulation.simulation import EVALUATOR, agents_of, data_of
+from protofed.deploy.simulation.simulation import EVALUATOR, build_agents, load_data
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.testing.live_server import LiveServer
 
@@ -85,7 +85,7 @@ def recording(
 
 def record(recipe: Recipe, folder: Path, load: Load | None = None) -> Recording:
     """Run it, and listen to one site, which begins: it makes the first model, unless its data cannot be loaded."""
-    authority, data = Authority.make(), data_of(recipe)
+    authority, data = Authority.make(), load_data(recipe)
     authority.issue(folder / "server", Party.SERVER, "server")
     authority.issue(folder / "recorder", Party.SERVER, "recorder")
     with ExitStack() as held:
@@ -111,11 +111,11 @@ def record(recipe: Recipe, folder: Path, load: Load | None = None) -> Recording:
         agent = daemon(
             data.pop(RECORDED), connect(RECORDED, TRAINER, recorder.address, ClientAudit(lines)), recipe, held, load
         )
-        take_turns([agent, *agents_of(recipe, connect, data=data)])
+        take_turns([agent, *build_agents(recipe, connect, data=data)])
         held.close()
         told, heard = list(journal.records(folder / FILE)), list(journal.records(server.audit_file))
     said = messages(recorder.said)
-    return Recording(recipe, data_of(recipe)[RECORDED], [bytes(one) for one in recorder.said], said, told, heard)
+    return Recording(recipe, load_data(recipe)[RECORDED], [bytes(one) for one in recorder.said], said, told, heard)
 
 
 def policy_for(recipe: Recipe) -> Policy:
@@ -289,7 +289,7 @@ def test_row_91_no_image_no_label_and_no_count_is_in_it(recording: Recording) ->
 
 
 def test_what_cannot_leave_would_be_found_if_it_did(recipe_of: Callable[..., Recipe]) -> None:
-    data = data_of(recipe_of("fedavg"))[RECORDED]
+    data = load_data(recipe_of("fedavg"))[RECORDED]
     image, labels = data.train.images[7].numpy(), data.train.labels.numpy()
     leaked = {"weight": image[0], "seen": np.bincount(labels, minlength=data.classes), "order": labels}
     said = [

@@ -16,8 +16,8 @@ from tests.support.round_contexts import round_context
 from torch import nn
 
 from protofed.client.data.site_data import Examples, SiteData
-from protofed.client.method import distance, losses_of, mixed
-from protofed.client.methods.fedfomo import FedFomoClient, first_order, mixture_of
+from protofed.client.method import compute_losses, distance, mixed
+from protofed.client.methods.fedfomo import FedFomoClient, first_order, normalised_gains
 from protofed.client.methods.solo import SoloClient
 from protofed.client.models.split import SplitModel, site_models
 from protofed.client.training.context import FitContext
@@ -57,11 +57,11 @@ def test_the_releases_weights_and_mixture(local_of: LocalOf) -> None:
 
         own, *others = (unflattened(flat) for flat in (golden["old_model_flat"], *golden["received_flat"]))
         local = local_of(two_layers(), golden["X"], golden["y"], 3)
-        before, *losses = losses_of(local, [own, *others], local.data.train)
+        before, *losses = compute_losses(local, [own, *others], local.data.train)
         np.testing.assert_allclose([before, *losses], [golden["old_val_loss"], *golden["received_val_losses"]])
         gains = first_order(before, losses, [distance(local, own, other) for other in others])
         np.testing.assert_allclose(gains, golden["raw_weights"], atol=1e-9)
-        weights = mixture_of(gains)
+        weights = normalised_gains(gains)
         np.testing.assert_allclose(weights, [0.0, *golden["positive_normalised_weights"]], atol=1e-9)
         assert_near(mixed([own, *others], weights), unflattened(golden["aggregated_flat"]))
 
@@ -91,8 +91,8 @@ def test_a_fit_by_hand(site_of: Callable[..., FitContext]) -> None:
 
 
 def test_a_mixture_is_of_what_gains(site_of: Callable[..., FitContext]) -> None:
-    assert mixture_of(np.array([1.0, -5.0, 3.0])).tolist() == [0.0, 0.25, 0.0, 0.75]
-    assert mixture_of(np.array([-1.0, 0.0])).tolist() == [1.0, 0.0, 0.0]
+    assert normalised_gains(np.array([1.0, -5.0, 3.0])).tolist() == [0.0, 0.25, 0.0, 0.75]
+    assert normalised_gains(np.array([-1.0, 0.0])).tolist() == [1.0, 0.0, 0.0]
     assert first_order(2.0, [2.0], [0.0]).tolist() == [0.0]  # an equal model
 
 

@@ -26,7 +26,7 @@ from protofed.common.config.recipe import Plan
 from protofed.common.config.tables import Input
 from protofed.common.errors import CodecError, ConfigError
 from protofed.common.payload import Exchange, Part, Payload, Update, same_tensors
-from protofed.common.secure_aggregation.linear_form import form_of
+from protofed.common.secure_aggregation.linear_form import read_form
 from protofed.server.method import server_methods
 from protofed.server.methods.fedic import FEDICServer
 
@@ -221,4 +221,4 @@ def test_examples_weigh_the_mean_and_not_the_evaluators_update() -> None:
 def test_sites_models_go_to_the_evaluator_and_in_no_sum() -> None:
     assert client_methods.build("fedic", {}).declares.exchanges == {Exchange.SHARE}
     with pytest.raises(ConfigError):
-        form_of(server_methods.build("fedic", {}), "fedic")
+        read_form(server_methods.build("fedic", {}), "fedic")

@@ -17,10 +17,10 @@ from protofed.common import codec
 from protofed.common.errors import ConfigError, SecureAggregationError, StateError
 from protofed.common.payload import Array, Part, Payload, Update, describe
 from protofed.common.protocol.messages import MAX_SECURE_SITES
-from protofed.common.secure_aggregation.linear_form import POINT, ClassRows, SumForm, SumLayout, form_of
+from protofed.common.secure_aggregation.linear_form import POINT, ClassRows, SumForm, SumLayout, read_form
 from protofed.server.method import ServerMethod, server_methods
 from protofed.server.methods.mixtures import FACTORS, mixed
-from protofed.server.rounds.secure_aggregation.totals import layout_of, next_state, unmasked_total
+from protofed.server.rounds.secure_aggregation.totals import lay_out, next_state, unmasked_total
 
 CLASSES, FEATURES, SITES = 4, 3, 3
 TRUE = {"name": "cwfedavg", "shares": "true"}
@@ -95,7 +95,7 @@ def updates_of(method: ServerMethod, state: Payload, dtype: str = "float64") -> 
 
 
 def aggregated(method: ServerMethod, state: Payload, updates: Sequence[Update], fewest: int = 1) -> Payload:
-    layout = layout_of(method, state)
+    layout = lay_out(method, state)
     total = unmasked_total(layout, lambda: updates, POINT, fewest)
     return next_state(method, state, layout, total, POINT, round_context())
 
@@ -134,8 +134,8 @@ def test_exact_sums_give_what_the_updates_give(options: dict[str, Any]) -> None:
 @by_name
 def test_both_halves_have_the_same_form(options: dict[str, Any]) -> None:
     others = {key: value for key, value in options.items() if key != "name"}
-    form = form_of(client_methods.build(options["name"], others), options["name"])
-    assert form == form_of(half(options), options["name"])
+    form = read_form(client_methods.build(options["name"], others), options["name"])
+    assert form == read_form(half(options), options["name"])
 
 
 @by_name
@@ -160,13 +160,13 @@ def test_site_and_server_lay_the_vector_out_alike(options: dict[str, Any]) -> No
     method = half(options)
     state = first(method)
     state = aggregated(method, state, updates_of(method, state))
-    layout, one = layout_of(method, state), update(method, state, 0, {1})
+    layout, one = lay_out(method, state), update(method, state, 0, {1})
     of_site = SumLayout.of(layout.form, describe(one.payload), method.broadcast(state, one.site))
     assert of_site == layout
     assert len(of_site.numbers(one)) == layout.size
 
 
-BY_CLASS = [options for options in FORMS if form_of(half(options), options["name"]).by_class]
+BY_CLASS = [options for options in FORMS if read_form(half(options), options["name"]).by_class]
 
 
 @pytest.mark.parametrize("options", BY_CLASS, ids=lambda options: " ".join(map(str, options.values())))
@@ -174,7 +174,7 @@ def test_of_a_class_with_too_few_contributors_nothing_is_aggregated(options: dic
     method = half(options)
     state = first(method)
     updates = updates_of(method, state)
-    layout = layout_of(method, state)
+    layout = lay_out(method, state)
     assert [int(n) for n in np.sum([layout.flags(one) for one in updates], axis=0)] == [2, 2, 3, 0]
     total = layout.named(POINT.decoded(unmasked_total(layout, lambda: updates, POINT, 3)))
     for key, by_class in total.items():
@@ -208,7 +208,7 @@ def test_a_method_without_a_linear_form_is_refused_by_name(options: dict[str, An
     others = {key: value for key, value in options.items() if key != "name"}
     for made in (half(options), client_methods.build(options["name"], others)):
         with pytest.raises(ConfigError, match="(?i)" + options["name"]):
-            form_of(made, options["name"])
+            read_form(made, options["name"])
 
 
 def test_what_is_no_number_is_refused_with_the_site() -> None:
@@ -231,7 +231,7 @@ def test_a_sum_of_too_few_or_too_many_sites_is_refused(sites: int) -> None:
 def test_what_is_not_of_the_layout_is_refused() -> None:
     method = half({"name": "fedprp"})
     state = first(method)
-    layout, one = layout_of(method, state), update(method, state, 0, {1})
+    layout, one = lay_out(method, state), update(method, state, 0, {1})
     longer = {"weight": np.zeros((FEATURES + 1, 2))}
     changes: Sequence[Payload] = [
         {Part.BODY: {}},
@@ -250,7 +250,7 @@ def test_what_is_not_of_the_layout_is_refused() -> None:
 def test_rows_as_large_as_what_they_are_like_have_one_row_a_class() -> None:
     method = half({"name": "creff"})
     state = first(method)
-    layout, one = layout_of(method, state), update(method, state, 0, {1})
+    layout, one = lay_out(method, state), update(method, state, 0, {1})
     shapes = {field.key: field.shape for field in layout.fields}
     assert shapes["rows"] == (CLASSES, CLASSES, FEATURES + 1)
     np.testing.assert_array_equal(layout.named(layout.numbers(one))["rows"][1], one.payload[Part.CLASS_GRADIENTS]["1"])
@@ -263,7 +263,7 @@ def test_a_form_by_counts_needs_the_count() -> None:
     method = half({"name": "fedavg", "weighting": "examples"})
     state = first(method)
     with pytest.raises(SecureAggregationError, match="count"):
-        layout_of(method, state).numbers(replace(update(method, state, 0, {0}), weight=None))
+        lay_out(method, state).numbers(replace(update(method, state, 0, {0}), weight=None))
 
 
 def test_a_form_has_one_flag_a_class() -> None:

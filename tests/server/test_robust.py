@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofed.common.payload import Array, Part, Payload, norm_of
+from protofed.common.payload import Array, Part, Payload, distance_norm
 from protofed.server import robust
 from protofed.server.robust import (
     centre_weights,
@@ -119,7 +119,7 @@ def test_a_tensor_without_a_start_counts_as_it_is() -> None:
 def test_a_scaled_move_has_the_scaled_length_and_leaves_counters() -> None:
     start, update = model(1), model(2)
     made = robust.moved(update, start, 0.25, MODEL)
-    assert norm_of(made, start) == pytest.approx(norm_of(update, start) / 4, rel=1e-6)
+    assert distance_norm(made, start) == pytest.approx(distance_norm(update, start) / 4, rel=1e-6)
     assert made[Part.BODY]["bn.num_batches_tracked"] == 2
 
 

@@ -20,10 +20,10 @@ from protofed.client.site import DaemonStatus, PreparedRun
 from protofed.client.state.store import SiteState
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
-from protofed.common.payload import Array, Part, Payload, SiteId, Update, norm_of
+from protofed.common.payload import Array, Part, Payload, SiteId, Update, distance_norm
 from protofed.common.protocol.messages import Receipt, Role, Task, TaskKind
 from protofed.common.protocol.scores import spreads
-from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, data_of, everything, simulation
+from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, build_agents, everything, load_data, simulation
 from protofed.deploy.simulation.sites import DirectLink
 from protofed.server.method import sent, server_methods
 from protofed.server.verdicts import RoundOutcome
@@ -83,8 +83,8 @@ def unchanged(_: Payload, update: Payload, __: Sequence[Payload]) -> Payload:
 
 def within_spread(base: Payload, update: Payload, honest: Sequence[Payload]) -> Payload:
     """Moved as far as the longest honest update: no length gives it away, and none is cut by much."""
-    norms = [norm_of(other, base) for other in honest]
-    return moved(base, update, max(norms) / norm_of(update, base)) if norms else update
+    norms = [distance_norm(other, base) for other in honest]
+    return moved(base, update, max(norms) / distance_norm(update, base)) if norms else update
 
 
 CHANGES: dict[str, Change] = {
@@ -187,13 +187,13 @@ class Played:
 def played(recipe: Recipe, attack: str = "", sites: frozenset[SiteId] = frozenset()) -> Played:
     """Simulate a recipe with these sites as attackers."""
     plot = Plot(recipe, attack, sites)
-    data = data_of(recipe)
+    data = load_data(recipe)
     if (poisoned := {"label flip": flipped, BACKDOOR: backdoored}.get(attack)) is not None:
         data |= {site: poisoned(data[site]) for site in sites}
     with simulation(recipe) as running:
         connect = partial(_link, running, plot)
         agents = sorted(
-            agents_of(recipe, connect, data=data), key=lambda agent: (agent.name in sites, agent.name != EVALUATOR)
+            build_agents(recipe, connect, data=data), key=lambda agent: (agent.name in sites, agent.name != EVALUATOR)
         )
         replace(running, agents=agents).go()
         result = _result(running, sites)

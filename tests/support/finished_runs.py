@@ -18,7 +18,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.payload import SiteId
 from protofed.deploy.export import model_folder
 from protofed.deploy.export.predict import predictor
-from protofed.deploy.simulation.simulation import EVALUATOR, data_of, simulation
+from protofed.deploy.simulation.simulation import EVALUATOR, load_data, simulation
 
 ROUNDS = 2
 
@@ -49,7 +49,7 @@ def finished_run(recipe: str) -> FinishedRun:
     with simulation(read, folder) as running:
         running.go()
         scores = running.ledger.scores(read.name).get(read.rounds, {})  # under secure aggregation the server has none
-    return FinishedRun(read, folder, data_of(read)[EVALUATOR].test, scores)
+    return FinishedRun(read, folder, load_data(read)[EVALUATOR].test, scores)
 
 
 def probabilities(

@@ -22,7 +22,7 @@ from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.common.storage import files, journal
 from protofed.server.rounds.aggregation.publisher import Publisher
 from protofed.server.rounds.aggregation.robust_rule import RobustRule
-from protofed.server.rounds.context import method_of, recipe_of, round_context
+from protofed.server.rounds.context import build_method, read_recipe, round_context
 from protofed.server.rounds.machine.rules import Grouping
 from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.reader import LedgerReader
@@ -212,8 +212,8 @@ def _recompute(
     """N4: every state whose inputs are still there, bit for bit; how many those are."""
     known = records.run(run)
     assert known is not None, f"the ledger has no run {run}"
-    recipe = recipe_of(known)
-    method, grouping = method_of(recipe), Grouping.of_run(recipe)
+    recipe = read_recipe(known)
+    method, grouping = build_method(recipe), Grouping.of_run(recipe)
     done, before = 0, None
     for row in published:
         used = [update for update in accepted[row.round] if update.counts]

@@ -9,7 +9,7 @@ import pytest
 
 from protofed.client.method import client_methods
 from protofed.common.errors import ConfigError
-from protofed.common.secure_aggregation.linear_form import form_of
+from protofed.common.secure_aggregation.linear_form import read_form
 
 
 def brief(method: str) -> dict[str, int]:
@@ -19,7 +19,7 @@ def brief(method: str) -> dict[str, int]:
 
 def _is_summable(method: str) -> bool:
     try:
-        form_of(client_methods.build(method, {}), method)
+        read_form(client_methods.build(method, {}), method)
     except ConfigError:
         return False
     return True

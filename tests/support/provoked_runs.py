@@ -34,7 +34,7 @@ from protofed.common.protocol.messages import Role
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.screen import WatchScreen
 from protofed.deploy.operator.watch import Watcher
-from protofed.deploy.simulation.simulation import EVALUATOR, agents_of, data_of
+from protofed.deploy.simulation.simulation import EVALUATOR, build_agents, load_data
 from protofed.testing.live_server import LiveServer, NoAudit
 from protofed.testing.small_recipe import small_recipe
 
@@ -139,7 +139,7 @@ def recipe_of(name: str) -> Recipe:
 def staged(name: str, folder: Path) -> Iterator[Stage]:
     """A server, its operator and the sites of a run, with certificates of a CA of their own."""
     provoked, recipe, authority = RUNS[name], recipe_of(name), Authority.make()
-    data = data_of(recipe)
+    data = load_data(recipe)
     if provoked.one_class:
         data[EVALUATOR] = _of_one_class(data[EVALUATOR], recipe)
     if not provoked.evaluator:
@@ -161,7 +161,7 @@ def staged(name: str, folder: Path) -> Iterator[Stage]:
             resources.callback(link.close)
             return link
 
-        agents = agents_of(recipe, connect, data=data)
+        agents = build_agents(recipe, connect, data=data)
         yield Stage(server, operator, recipe, dict(zip(data, agents, strict=True)))
 
 

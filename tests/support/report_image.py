@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.support.provoked_runs import BROWSERS, picture
 
 from protofed.deploy import shipped
-from protofed.deploy.cli.report import run_record_of
+from protofed.deploy.cli.report import read_run_record
 from protofed.deploy.report.report import write_report
 from protofed.deploy.simulation.simulation import simulation
 
@@ -28,7 +28,7 @@ def main() -> None:
         state = Path(folder) / "state"
         with simulation(shipped.recipe("digits-fednh"), state) as running:
             running.go()
-        page = write_report(run_record_of(state, None), Path(folder) / "report.html")
+        page = write_report(read_run_record(state, None), Path(folder) / "report.html")
         picture(browser, page, Path(folder) / "report.png", SIZE)
         shutil.copy(Path(folder) / "report.png", target)
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from protofed.client.method import client_methods
 from protofed.client.policy.policy import Policy, PolicyRefusedError
 from protofed.common.errors import ConfigError
-from protofed.common.secure_aggregation.linear_form import form_of
+from protofed.common.secure_aggregation.linear_form import read_form
 from protofed.deploy import shipped
 
 METHODS = re.compile(r"^methods = \[.*?\]$", re.MULTILINE | re.DOTALL)
@@ -41,7 +41,7 @@ def filled_in(text: str, methods: list[str]) -> str:
 def _admits(policy: Policy, name: str, secure: bool) -> bool:
     half = client_methods.build(name, {})
     try:
-        policy.admit(name, half.sends, form_of(half, name) if secure else None, exchanges=half.declares.exchanges)
+        policy.admit(name, half.sends, read_form(half, name) if secure else None, exchanges=half.declares.exchanges)
     except (ConfigError, PolicyRefusedError):
         return False
     return half.declares.own_losses <= policy.rules.limits.losses

@@ -10,7 +10,7 @@ from protofed.common.protocol.messages import CONTRIBUTORS_STEPS, SUM_STEPS, Tas
 from protofed.common.secure_aggregation.groups import Groups
 from protofed.common.secure_aggregation.keys import Roster, SumContext, Vector
 from protofed.common.secure_aggregation.masking import counted
-from protofed.common.secure_aggregation.messages import ContributorsMessage, message_of
+from protofed.common.secure_aggregation.messages import ContributorsMessage, unpack
 from protofed.server.rounds.secure_aggregation.steps import SumRecord
 
 
@@ -49,7 +49,7 @@ class SumServer:
 
     def counts(self) -> Array:
         alive = self._record.survivors(Vector.CONTRIBUTORS)
-        told, _ = message_of(self.blob(TaskKind.MASK, alive[0]), ContributorsMessage)
+        told, _ = unpack(self.blob(TaskKind.MASK, alive[0]), ContributorsMessage)
         return counted(self._record.masks(Vector.CONTRIBUTORS), alive, told.vectors, told.signatures, told.seeds)
 
     @property

@@ -20,8 +20,8 @@ from protofed.common.secure_aggregation.messages import (
     SharesMessage,
     SignatureMessage,
     SurvivorsMessage,
-    message_of,
-    payload_of,
+    pack,
+    unpack,
 )
 
 
@@ -57,38 +57,38 @@ class SumSite:
             vectors = (Vector.VALUES,) if self.flags is None else (Vector.CONTRIBUTORS, Vector.VALUES)
             at = task.run, task.round, task.attempt, task.sum_of
             self.party = Party(self.site, SumContext(*at, self.recipe, task.base_digest, vectors))
-            return payload_of(self.party.advert())
+            return pack(self.party.advert())
         base = self.read(task.base_digest)
         match task.kind:
             case TaskKind.SHARE:
-                told, _ = message_of(base, RosterMessage)
+                told, _ = unpack(base, RosterMessage)
                 self.roster = Roster(self.party.context, told.adverts, told.groups)
-                return payload_of(SharesMessage(self.party.deal(self.roster)))
+                return pack(SharesMessage(self.party.deal(self.roster)))
             case TaskKind.CONTRIBUTORS:
                 masks = self._take(base, Vector.CONTRIBUTORS)
                 assert self.flags is not None
                 vector = masked(masks, self.party.secrets, self.flags)
-                return payload_of(SignatureMessage(signed_vector(masks, vector, self.party.identity)), vector)
+                return pack(SignatureMessage(signed_vector(masks, vector, self.party.identity)), vector)
             case TaskKind.MASK if self.flags is None:
                 return self._masked(self._take(base, Vector.VALUES), None)
             case TaskKind.MASK:
-                flagged, _ = message_of(base, ContributorsMessage)
+                flagged, _ = unpack(base, ContributorsMessage)
                 alive = tuple(flagged.vectors)
                 counts = counted(self.contributors, alive, flagged.vectors, flagged.signatures, flagged.seeds)
                 return self._masked(Masks(self.roster, Vector.VALUES, alive), counts >= self.fewest)
             case TaskKind.AGREE_CONTRIBUTORS | TaskKind.AGREE:
-                alive = message_of(base, SurvivorsMessage)[0].sites
-                return payload_of(SignatureMessage(masking.signed(self._masks(task), alive, self.party.identity)))
+                alive = unpack(base, SurvivorsMessage)[0].sites
+                return pack(SignatureMessage(masking.signed(self._masks(task), alive, self.party.identity)))
             case TaskKind.REVEAL_CONTRIBUTORS | TaskKind.REVEAL:
-                agreed, _ = message_of(base, SurvivorsMessage)
+                agreed, _ = unpack(base, SurvivorsMessage)
                 masks = self._masks(task)
                 masking.check_signatures(masks, agreed.sites, agreed.signatures)
-                return payload_of(masking.revealed(masks, agreed.sites, self.party.shares))
+                return pack(masking.revealed(masks, agreed.sites, self.party.shares))
             case _:
                 raise AssertionError(f"{self.site} was asked for {task.kind}")
 
     def _take(self, base: Buffer, vector: Vector) -> Masks:
-        deliveries = message_of(base, SharesMessage)[0].sealed
+        deliveries = unpack(base, SharesMessage)[0].sealed
         self.party.take(self.roster, deliveries)
         masks = Masks(self.roster, vector, tuple(sorted({*deliveries, self.site})))
         if vector is Vector.CONTRIBUTORS:
@@ -100,7 +100,7 @@ class SumSite:
     def _masked(self, masks: Masks, kept: Array | None) -> Payload:
         self.values = masks
         vector = masked(masks, self.party.secrets, self.numbers(kept))
-        return payload_of(SignatureMessage(b""), vector)
+        return pack(SignatureMessage(b""), vector)
 
     def _masks(self, task: Task) -> Masks:
         return self.values if task.kind in (TaskKind.AGREE, TaskKind.REVEAL) else self.contributors

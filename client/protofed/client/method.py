@@ -46,12 +46,12 @@ from protofed.client.training.losses import (
     Distance,
     balanced_softmax,
     class_shares,
+    compute_losses,
     distance,
     distillation,
     distribution_gap,
     inter_class,
     intra_class,
-    losses_of,
     mean_discrepancy,
     model_contrast,
     prototypical_contrast,
@@ -111,6 +111,7 @@ __all__ = [
     "class_means",
     "class_shares",
     "client_methods",
+    "compute_losses",
     "distance",
     "distillation",
     "distribution_gap",
@@ -123,7 +124,6 @@ __all__ = [
     "label_shares",
     "load",
     "load_joined",
-    "losses_of",
     "mean_discrepancy",
     "mixed",
     "mixture",
@@ -254,7 +254,7 @@ def refining(half: ClientMethod) -> RefiningMethod | None:
     return cast("RefiningMethod", half) if hasattr(half, "refine") else None
 
 
-def dp_cost_of(half: ClientMethod, name: str, plan: Plan) -> DpCost:
+def compute_dp_cost(half: ClientMethod, name: str, plan: Plan) -> DpCost:
     """The noisy mechanisms of a round of a method.
 
     Args:

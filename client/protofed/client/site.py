@@ -18,7 +18,7 @@ import structlog
 import torch
 
 from protofed.client.data.site_data import SiteData
-from protofed.client.method import ClientMethod, client_methods, dp_cost_of
+from protofed.client.method import ClientMethod, client_methods, compute_dp_cost
 from protofed.client.models.catalogue import architectures
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.policy import run_limits
@@ -56,7 +56,7 @@ from protofed.common.protocol.messages import (
     Task,
     TaskKind,
 )
-from protofed.common.secure_aggregation.linear_form import POINT, form_of
+from protofed.common.secure_aggregation.linear_form import POINT, read_form
 from protofed.common.version import VERSION
 
 # Fixed at the site, and long: a server that could shorten it would see single batches, and count the examples.
@@ -298,7 +298,7 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
         method = client_methods.build(recipe.method.name, recipe.method.options, site.policy.rules.plugins)
         form = None
         if recipe.federation.secure:
-            form = form_of(method, recipe.method.name)
+            form = read_form(method, recipe.method.name)
             site.policy.admit_group(recipe.federation.sum_group)
             site.policy.admit_rows(recipe.method)
         site.policy.admit(recipe.method.name, method.sends, form, exchanges=method.declares.exchanges)
@@ -327,10 +327,10 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
         dp = None if cost is None else DpSource(secret(), cost, recipe.fingerprint())
         return PreparedRun(recipe, method, model, data, _seed(site, assignment.run, recipe), dp, withheld)
     except FORESEEN as error:
-        raise TaskFailedError(reason_of(error), str(error)) from error
+        raise TaskFailedError(classify_error(error), str(error)) from error
     except Exception as error:  # from a driver, or a site's own model: keep the daemon alive
         log.exception("run failed to be prepared", run=assignment.run)
-        raise TaskFailedError(reason_of(error), f"{type(error).__name__}: {error}") from error
+        raise TaskFailedError(classify_error(error), f"{type(error).__name__}: {error}") from error
 
 
 def _refused_by_images(recipe: Recipe, site: Site, data: SiteData, facts: RunFacts) -> PolicyRefusedError | None:
@@ -451,7 +451,7 @@ def check_dp(
     plan = recipe.plan.dp
     if plan is None:
         return None
-    cost = dp_cost_of(method, recipe.method.name, recipe.plan)
+    cost = compute_dp_cost(method, recipe.method.name, recipe.plan)
     check_noisy_model(model, recipe.input, data.device)
     if not data.scores_only:
         check_rules(method, rules)
@@ -473,7 +473,7 @@ def check_rules(method: ClientMethod, rules: PolicyRules) -> None:
             raise PolicyRefusedError(rule, text)
 
 
-def reason_of(error: Exception) -> FailureReason:
+def classify_error(error: Exception) -> FailureReason:
     """The code of an error; INTERNAL for unforeseen ones."""
     for kind, reason in _REASONS.items():
         if isinstance(error, kind):

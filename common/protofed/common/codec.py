@@ -76,7 +76,7 @@ def encoded(payload: Payload) -> list[Buffer]:
             if array.dtype not in _NATIVE:
                 raise CodecError(f"{part}/{name} is {array.dtype}: expected one of {', '.join(DTYPES.values())}")
     beginning, order = _beginning(describe(payload))
-    return [beginning, *(_bytes_of(payload[part][name]) for part, name in order)]
+    return [beginning, *(_as_bytes(payload[part][name]) for part, name in order)]
 
 
 def manifest(data: Buffer) -> tuple[TensorSpec, ...]:
@@ -171,7 +171,7 @@ def _checked(data: Buffer) -> _PayloadHeader:
     return header
 
 
-def _bytes_of(array: Array) -> memoryview:
+def _as_bytes(array: Array) -> memoryview:
     """[...] as bytes; a memoryview of no dimension or of no element cannot be cast."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 

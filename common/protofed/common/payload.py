@@ -275,7 +275,7 @@ class ContributorMeans:
         }
 
 
-def norm_of(payload: Payload, base: Payload) -> float:
+def distance_norm(payload: Payload, base: Payload) -> float:
     """The Euclidean norm of (payload - base) over all floating-point tensors together, of any shapes.
 
     A tensor counts as it is where the base has none under its path and of its shape. Computed in float64, in which no

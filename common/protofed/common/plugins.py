@@ -96,7 +96,7 @@ def is_plugin(kind: PluginKind, name: str) -> bool:
     return ":" in name or name in _entry_points(kind)
 
 
-def path_of(kind: PluginKind, name: str) -> str | None:
+def find_path(kind: PluginKind, name: str) -> str | None:
     """The `package.module:attribute` of a plug-in; None: the name is none of a plug-in. Imports nothing."""
     return name if ":" in name else _entry_points(kind).get(name)
 
@@ -113,7 +113,7 @@ def load(kind: PluginKind, name: str, known: Iterable[str], allowed: Container[s
         ConfigError: there is no such plug-in, it is not allowed (then nothing of it is imported), or it cannot be
             imported.
     """
-    path = path_of(kind, name)
+    path = find_path(kind, name)
     if path is None:
         raise _unknown(kind, name, {*known, *_entry_points(kind)})
     if name not in (_allowed if allowed is None else allowed):

@@ -31,7 +31,7 @@ from protofed.common.config.recipe import Recipe, parse
 from protofed.common.config.toml_files import parse_toml
 from protofed.common.errors import ConfigError, RunFailedError, count
 from protofed.deploy import shipped
-from protofed.deploy.experiments.experiment import ExperimentJob, Result, jobs_of
+from protofed.deploy.experiments.experiment import ExperimentJob, Result, plan_jobs
 from protofed.deploy.experiments.jobs import Processes, run_jobs
 from protofed.deploy.progress import progress
 from protofed.deploy.shipped import from_keywords, with_overrides
@@ -156,7 +156,7 @@ def simulate(
         _only_warnings_logged(),
         progress(read.name, read.rounds, "rounds", visible=not quiet, stays=True) as bar,
     ):
-        (job,) = jobs_of([read], None, None, Path(folder))
+        (job,) = plan_jobs([read], None, None, Path(folder))
         job.claim()
         run_job(job, pick_device(device), bar.to)
         return SimulationResult({read.name: [_result(job)]})
@@ -183,7 +183,7 @@ def compare(
     """
     read = [load_recipe(recipe, **overrides) for recipe in recipes]
     with tempfile.TemporaryDirectory(prefix="protofed-") as folder:
-        jobs = jobs_of(read, seeds, None, Path(folder))
+        jobs = plan_jobs(read, seeds, None, Path(folder))
         for job in jobs:
             job.claim()
         if failures := run_jobs(jobs, usable_cores(), Processes(device), quiet=quiet):

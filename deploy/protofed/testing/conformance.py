@@ -23,8 +23,8 @@ from protofed.common.errors import ConfigError
 from protofed.common.payload import Part, Payload, Update
 from protofed.common.protocol.messages import Finished, Scores
 from protofed.common.protocol.scores import spreads
-from protofed.common.secure_aggregation.linear_form import SumForm, form_of
-from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, held_out_scores, simulation
+from protofed.common.secure_aggregation.linear_form import SumForm, read_form
+from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, build_agents, held_out_scores, simulation
 from protofed.server.method import refining as refining_half
 from protofed.server.method import server_methods
 from protofed.server.operator.verification import VerificationResult, verify_round
@@ -143,7 +143,7 @@ class MethodConformance:
         server = LiveServer(recipe, tmp_path / "server")
         try:
             with links(server.address) as connect:
-                _take_turns(agents_of(recipe, connect))
+                _take_turns(build_agents(recipe, connect))
             published = server.runs.of(recipe.name).published
             assert published is not None
             assert published.address == simulated.digest
@@ -281,7 +281,7 @@ def _is_refined(method: str) -> bool:
 def _form(half: object, method: str) -> SumForm | None:
     """The linear form of a half with its defaults; None: it has none."""
     try:
-        return form_of(half, method)
+        return read_form(half, method)
     except ConfigError:
         return None
 

@@ -25,8 +25,8 @@ from protofed.common.payload import (
     TensorSpec,
     Update,
     describe,
+    distance_norm,
     is_buffer,
-    norm_of,
     towards,
     unit,
     weights,
@@ -61,14 +61,14 @@ __all__ = [
     "Update",
     "Weighting",
     "describe",
+    "distance_norm",
     "is_buffer",
     "like",
-    "norm_of",
     "prototype_rows",
     "server_methods",
     "towards",
     "unit",
-    "weight_of",
+    "weigh",
     "weighted_mean",
     "weights",
 ]
@@ -211,7 +211,7 @@ server_methods: Registry[ServerMethod] = Registry(
 )
 
 
-def weight_of(update: Update, weighting: Weighting) -> float:
+def weigh(update: Update, weighting: Weighting) -> float:
     """What an update counts in a mean: 1, or the site's number of examples.
 
     Raises:
@@ -228,11 +228,11 @@ def weighted_mean(updates: Iterable[Update], parts: Iterable[Part], weighting: W
     """sum_k p_k x_k of these parts x of the updates, which are read once.
 
     Raises:
-        StateError: as of `weight_of`.
+        StateError: as of `weigh`.
     """
     mean = Mean(parts)
     for update in updates:
-        mean.add(update.payload, weight_of(update, weighting))
+        mean.add(update.payload, weigh(update, weighting))
     return mean.result()
 
 
@@ -248,10 +248,10 @@ def prototype_rows(matrix: Array) -> tuple[TensorSpec, ...]:
 
 def sent(method: ServerMethod, state: Payload, site: SiteId) -> Payload:
     """A method's broadcast to a site, without what stays on the server; the same object, if there is nothing of it."""
-    return public_of(method.broadcast(state, site))
+    return drop_private(method.broadcast(state, site))
 
 
-def public_of(payload: Payload) -> Payload:
+def drop_private(payload: Payload) -> Payload:
     """A payload without what stays on the server; the same object, if there is nothing of it."""
     if Part.PRIVATE not in payload:
         return payload

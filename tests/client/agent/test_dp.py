@@ -13,7 +13,7 @@ from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model,
 
 from protofed.client.agent.computation import Computation, fit
 from protofed.client.data.site_data import SiteData
-from protofed.client.method import client_methods, dp_cost_of
+from protofed.client.method import client_methods, compute_dp_cost
 from protofed.client.policy.policy import PolicyRefusedError
 from protofed.client.site import prepare
 from protofed.client.state.disk_store import DiskStore
@@ -23,7 +23,7 @@ from protofed.client.training.dp import MAX_STEPS, share_std
 from protofed.common import codec
 from protofed.common.config.recipe import DpCost, Plan, Recipe
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
-from protofed.common.payload import Part, Payload, describe, norm_of
+from protofed.common.payload import Part, Payload, describe, distance_norm
 from protofed.common.protocol.messages import Assignment, Role, Task, TaskKind
 from protofed.common.secure_aggregation.linear_form import POINT, SumForm, SumLayout
 
@@ -76,7 +76,7 @@ def cause_of(run: dict[str, Any], rules: dict[str, Any] | None = None) -> BaseEx
     ],
 )
 def test_what_a_round_of_a_method_costs(method: str, options: dict[str, Any], cost: DpCost) -> None:
-    assert dp_cost_of(client_methods.build(method, options), method, Plan(epochs=3)) == cost
+    assert compute_dp_cost(client_methods.build(method, options), method, Plan(epochs=3)) == cost
     assert prepared(run_of({"name": method, **options}, CLASSES)).dp.cost == replace(
         cost, epochs=tuple(2 if epochs == 3 else epochs for epochs in cost.epochs)
     )
@@ -94,7 +94,7 @@ def test_methods_and_options_without_noise_are_refused_by_their_names() -> None:
     ]
     for method, said_options, said in [*options, *((name, {}, f"'{name}'") for name in WITHOUT)]:
         with pytest.raises(ConfigError, match=said):
-            dp_cost_of(client_methods.build(method, said_options), method, Plan())
+            compute_dp_cost(client_methods.build(method, said_options), method, Plan())
 
 
 @pytest.mark.parametrize("method", ["fednh", "fedproc", "cwfedavg"])
@@ -277,7 +277,7 @@ def test_a_step_of_a_fit_that_shares_its_noise_has_none() -> None:
     base = first_model()
     task = Task(TaskKind.FIT, "run", 1, "fit-1", codec.digest(codec.encode(base)), 1, 60.0, 1)
     outcome = fit(Computation("ann", made, task, SiteState()), base, agent._status, NoCheckpoints(), agent._site.fit)
-    assert 0 < norm_of(outcome.update.payload, base) <= 0.01 * 1e-3 / 10 * len(made.data.train) * 1.01
+    assert 0 < distance_norm(outcome.update.payload, base) <= 0.01 * 1e-3 / 10 * len(made.data.train) * 1.01
 
 
 def test_a_model_too_large_for_its_noise_takes_nothing_away() -> None:

@@ -25,7 +25,7 @@ from protofed.common.secure_aggregation.keys import SumContext, Vector
 from protofed.common.storage.journal import Fact
 
 READ = Recipe.model_validate(SECURE)
-NAMES = score_sums.names_of(ScoreNames(READ.classes, READ.evaluation.switched_on))
+NAMES = score_sums.list_scores(ScoreNames(READ.classes, READ.evaluation.switched_on))
 VECTORS = (Vector.CONTRIBUTORS, Vector.VALUES)
 OWN = {site: {"personal.accuracy": 0.25 * number, "personal.pm_v": 0.5} for number, site in enumerate(SITES)}
 

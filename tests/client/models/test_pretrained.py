@@ -17,7 +17,7 @@ from protofed.common.codec import Digest, digest
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Part, Tensors, same_tensors
-from protofed.deploy.simulation.simulation import agents_of, everything, simulation
+from protofed.deploy.simulation.simulation import build_agents, everything, simulation
 from protofed.testing.live_server import LiveServer, links
 
 RecipeOf = Callable[..., Recipe]
@@ -94,7 +94,7 @@ def test_a_simulation_and_a_server_begin_with_it(recipe: Make, kept: Kept, tmp_p
     try:
         with links(server.address) as connect:
             rules = everything(started).rules.model_copy(update={"limits": Limits()})
-            agents = agents_of(started, connect, policy=Policy(rules))
+            agents = build_agents(started, connect, policy=Policy(rules))
             while not server.runs.finished:
                 for agent in agents:
                     agent.step(0.0)

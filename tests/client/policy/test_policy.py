@@ -31,7 +31,7 @@ from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import Exchange, Part, Tensors, Update, describe, same_tensors
 from protofed.common.protocol.messages import Telemetry
 from protofed.common.protocol.scores import SCALARS
-from protofed.common.secure_aggregation.linear_form import form_of
+from protofed.common.secure_aggregation.linear_form import read_form
 from protofed.deploy import shipped
 
 VALID = 'methods = ["fedavg"]\nparts = ["body", "head"]\nmetrics = ["loss"]\n'
@@ -247,7 +247,7 @@ def test_the_standard_policy_lets_an_evaluators_scores_out_and_nothing_trained()
 @pytest.mark.parametrize("method", WITH_SUMS)
 def test_under_the_standard_policy_updates_leave_in_sums_alone(method: str) -> None:
     standard, built = shipped_policy("standard"), client_methods.build(method, {})
-    standard.admit(method, built.sends, form_of(built, method), exchanges=frozenset())
+    standard.admit(method, built.sends, read_form(built, method), exchanges=frozenset())
     with pytest.raises(PolicyRefusedError, match=r"federation\.secure = true") as refused:
         standard.admit(method, built.sends, exchanges=frozenset())
     assert refused.value.rule == "secure"
@@ -277,7 +277,7 @@ def test_under_the_strict_policy_a_site_takes_part_in_secure_aggregation_alone_a
             strict.admit(method, client_methods.build(method, {}).sends, exchanges=frozenset())
         assert refused.value.rule == ("secure" if method in strict.rules.methods else "methods")
     fednh = client_methods.build("fednh", {})
-    strict.admit("fednh", fednh.sends, form_of(fednh, "fednh"), exchanges=frozenset())
+    strict.admit("fednh", fednh.sends, read_form(fednh, "fednh"), exchanges=frozenset())
     for payload in (EVERYTHING, {Part.BODY: EVERYTHING[Part.BODY]}):
         with pytest.raises(PolicyRefusedError):
             strict.release(update(payload=payload), ENOUGH)
@@ -437,4 +437,4 @@ def test_what_tells_the_number_of_steps_leaves_in_no_sum_either(method: str) -> 
     for count in (False, True):
         site = Policy(standard.rules.model_copy(update={**lax, "example_count": count}))
         with nullcontext() if count else pytest.raises(PolicyRefusedError, match="example_count"):
-            site.admit(method, built.sends, form_of(built, method), exchanges=frozenset())
+            site.admit(method, built.sends, read_form(built, method), exchanges=frozenset())

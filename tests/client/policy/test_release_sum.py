@@ -12,7 +12,7 @@ from protofed.client.policy.rules import PolicyRules
 from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import Part, Payload, Update, describe
 from protofed.common.secure_aggregation.linear_form import POINT, ClassRows, SumForm, SumLayout
-from protofed.common.secure_aggregation.messages import SignatureMessage, payload_of
+from protofed.common.secure_aggregation.messages import SignatureMessage, pack
 
 FORM = SumForm((Part.BODY,), rows=ClassRows(Part.PROTOTYPES, (Part.PROTOTYPES, "mean")))
 SENT: Payload = {Part.BODY: {"w": np.zeros(2, np.float32)}, Part.PROTOTYPES: {"mean": np.zeros((3, 2), np.float32)}}
@@ -64,7 +64,7 @@ def test_other_rules_hold_in_a_sum_and_only_the_gate_makes_a_vector() -> None:
         assert caught.value.rule == rule
     with pytest.raises(PolicyViolationError):
         ReleasedVector(LAYOUT, UPDATE)
-    message = payload_of(SignatureMessage(b""), np.zeros(2, np.uint64))
+    message = pack(SignatureMessage(b""), np.zeros(2, np.uint64))
     assert policy().release_step(message).metrics == {}
     for wrong in (UPDATE.payload, {**message, **UPDATE.payload}, {Part.SECURE_AGGREGATION: {"vector": ROW}}):
         with pytest.raises(PolicyRefusedError):

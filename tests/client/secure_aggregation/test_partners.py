@@ -18,13 +18,13 @@ from protofed.client.secure_aggregation.partners import (
     Partners,
     fingerprint,
     load_or_create_identity,
-    membership_of,
+    open_membership,
 )
 from protofed.common.errors import ConfigError, SecureAggregationError, StateError
 from protofed.common.pki import certificate
 from protofed.common.pki.identity import Endorsement, Party, check_endorsement, endorsed, read_identity
 from protofed.common.secure_aggregation.keys import KeyAdvert
-from protofed.common.secure_aggregation.messages import endorsement_of, packed_endorsement
+from protofed.common.secure_aggregation.messages import packed_endorsement, unpack_endorsement
 
 NOW = datetime.now(UTC)
 
@@ -158,7 +158,7 @@ def endorsement(tmp_path: Path) -> tuple[Endorsement, bytes]:
 
 def test_a_certificate_endorses_its_own_sites_identity(endorsement: tuple[Endorsement, bytes]) -> None:
     said, authorities = endorsement
-    check_endorsement(endorsement_of(packed_endorsement(said)), "ann", b"k" * 32, authorities, NOW)
+    check_endorsement(unpack_endorsement(packed_endorsement(said)), "ann", b"k" * 32, authorities, NOW)
 
 
 def test_no_other_site_key_or_authority_is_endorsed(endorsement: tuple[Endorsement, bytes], tmp_path: Path) -> None:
@@ -188,15 +188,15 @@ def test_a_renewed_certificate_keeps_the_identity_and_nobody_has_to_believe_it_a
     authority.issue(tmp_path / "judge", Party.SITE, "south")
     seen = []
     for folder in (first, renewed):
-        member = membership_of(north, "north", partial(read_identity, folder, Party.SITE, NOW))
+        member = open_membership(north, "north", partial(read_identity, folder, Party.SITE, NOW))
         public = member.identity.public_key().public_bytes_raw()
         seen.append((public, member.endorsement()))
         told = KeyAdvert("north", public, member.endorsement(), b"", (), (), b"")
-        membership_of(south, "south", own, lambda: now[0]).trust([told], required=False)
+        open_membership(south, "south", own, lambda: now[0]).trust([told], required=False)
     (before, endorsed_first), (after, endorsed_again) = seen
     assert before == after
-    certificates = {endorsement_of(each).certificate for each in (endorsed_first, endorsed_again)}
+    certificates = {unpack_endorsement(each).certificate for each in (endorsed_first, endorsed_again)}
     assert len(certificates) == 2
     now[0] += timedelta(days=9999)  # all certificates have ended: who was met needs none
-    membership_of(south, "south", own, lambda: now[0]).trust([told], required=False)
+    open_membership(south, "south", own, lambda: now[0]).trust([told], required=False)
     assert list(Partners(south).met()) == ["north"]

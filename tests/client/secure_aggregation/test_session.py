@@ -29,10 +29,10 @@ from protofed.common.secure_aggregation.messages import (
     RosterMessage,
     SharesMessage,
     SurvivorsMessage,
-    message_of,
-    payload_of,
+    pack,
+    unpack,
 )
-from protofed.server.rounds.secure_aggregation.steps import vector_of
+from protofed.server.rounds.secure_aggregation.steps import choose_vector
 
 SITES = ("ann", "bob", "cleo", "dan")
 EACH = alone(SITES)
@@ -87,9 +87,9 @@ class Sites:
                     assert kept.tolist() == [True, False, False]
                 return steps.send_values(session, blob, self.numbers[session.site])
             case TaskKind.AGREE | TaskKind.AGREE_CONTRIBUTORS:
-                return steps.agree(session, blob, vector_of(step), identity, before)
+                return steps.agree(session, blob, choose_vector(step), identity, before)
             case _:
-                return steps.reveal(session, blob, vector_of(step), before)
+                return steps.reveal(session, blob, choose_vector(step), before)
 
     def until(self, last: TaskKind | None, silent: dict[TaskKind, SiteId] | None = None) -> Sites:
         """Work through all steps before `last`; sites fall silent from a step on."""
@@ -165,7 +165,7 @@ def other_roster(sites: Sites) -> bytes:
     adverts = {advert.site: advert for advert in sites.server.roster.adverts}
     secrets = keys.SiteSecrets(b"2" * keys.ROOT_BYTES, CONTEXT, "bob")
     adverts["bob"] = keys.advertised(secrets, identity_of("bob"), b"")
-    return codec.encode(payload_of(RosterMessage(tuple(adverts.values()), sites.server.roster.groups)))
+    return codec.encode(pack(RosterMessage(tuple(adverts.values()), sites.server.roster.groups)))
 
 
 def test_a_second_roster_or_one_without_the_site_its_keys_or_its_model_is_refused(tmp_path: Path) -> None:
@@ -177,16 +177,16 @@ def test_a_second_roster_or_one_without_the_site_its_keys_or_its_model_is_refuse
     assert sites.session("ann") == before
     sites = Sites(tmp_path / "1")
     others = tuple(advert for advert in sites.server.roster.adverts if advert.site != "ann")
-    without = codec.encode(payload_of(RosterMessage(others, alone(SITES[1:]))))
+    without = codec.encode(pack(RosterMessage(others, alone(SITES[1:]))))
     assert refusal(lambda: sites.answer("ann", TaskKind.SHARE, without)) == "not-in-roster"
     assert refusal(lambda: sites.answer("bob", TaskKind.SHARE, other_roster(sites))) == "replaced-keys"
-    few = codec.encode(payload_of(RosterMessage(sites.server.roster.adverts[:2], alone(SITES[:2]))))
+    few = codec.encode(pack(RosterMessage(sites.server.roster.adverts[:2], alone(SITES[:2]))))
     assert refusal(lambda: sites.answer("ann", TaskKind.SHARE, few)) == "too-few-sites"
     sites = Sites(tmp_path / "2")
     adverts = {advert.site: advert for advert in sites.server.roster.adverts}
     other = replace(CONTEXT, base=digest(b"another model"))
     adverts["bob"] = keys.advertised(keys.SiteSecrets(b"2" * 32, other, "bob"), identity_of("bob"), b"")
-    blob = codec.encode(payload_of(RosterMessage(tuple(adverts.values()), sites.server.roster.groups)))
+    blob = codec.encode(pack(RosterMessage(tuple(adverts.values()), sites.server.roster.groups)))
     assert refusal(lambda: sites.answer("ann", TaskKind.SHARE, blob)) == "bad-signature"
     assert refusal(lambda: steps.check_same(sites.session("ann"), other)) == "other-base"
     steps.check_same(sites.session("ann"), CONTEXT)
@@ -204,7 +204,7 @@ def test_an_identity_that_is_not_pinned_is_refused(tmp_path: Path) -> None:
 
 
 def survivors(*sites: SiteId) -> bytes:
-    return codec.encode(payload_of(SurvivorsMessage(sites, {})))
+    return codec.encode(pack(SurvivorsMessage(sites, {})))
 
 
 @pytest.mark.parametrize("step", [TaskKind.AGREE_CONTRIBUTORS, TaskKind.AGREE])
@@ -236,7 +236,7 @@ def test_other_shares_numbers_and_rows_are_refused(tmp_path: Path) -> None:
     session, blob = sites.session("ann"), sites.server.blob(TaskKind.MASK, "ann")
     other = sites.numbers["ann"] + np.uint64(1)
     assert refusal(lambda: steps.send_values(session, blob, other)) == "other-numbers"
-    fewer = codec.encode(payload_of(SharesMessage({"bob": b"", "cleo": b""})))
+    fewer = codec.encode(pack(SharesMessage({"bob": b"", "cleo": b""})))
     assert refusal(lambda: sites.answer("ann", TaskKind.MASK, fewer)) == "second-shares"
     assert refusal(lambda: sites.answer("bob", TaskKind.MASK, fewer)) == "bad-shares"
     sites = Sites(tmp_path / "1").until(TaskKind.MASK)
@@ -302,7 +302,7 @@ BROKEN: Groups = (("ann", "bob", "cleo"), ("dan",))
 def test_survivors_and_shares_that_split_a_group_are_not_taken(tmp_path: Path) -> None:
     sites = Sites(tmp_path, PLAIN, BROKEN).until(TaskKind.AGREE)
     there = ("ann", "bob", "dan")  # t of them
-    blob = codec.encode(payload_of(SurvivorsMessage(there, {})))
+    blob = codec.encode(pack(SurvivorsMessage(there, {})))
     for site in there:
         assert refusal(partial(sites.answer, site, TaskKind.AGREE, blob)) == "broken-group"
         assert refusal(partial(sites.answer, site, TaskKind.REVEAL, blob)) == "broken-group"
@@ -310,8 +310,8 @@ def test_survivors_and_shares_that_split_a_group_are_not_taken(tmp_path: Path) -
     sites.until(None)
     assert sites.server.total().tolist() == sum(sites.numbers.values(), np.zeros(9, np.uint64)).tolist()
     sites = Sites(tmp_path / "1", PLAIN, BROKEN).until(TaskKind.MASK)
-    sealed = message_of(sites.server.blob(TaskKind.MASK, "ann"), SharesMessage)[0].sealed
-    blob = codec.encode(payload_of(SharesMessage({site: sealed[site] for site in ("bob", "dan")})))
+    sealed = unpack(sites.server.blob(TaskKind.MASK, "ann"), SharesMessage)[0].sealed
+    blob = codec.encode(pack(SharesMessage({site: sealed[site] for site in ("bob", "dan")})))
     assert refusal(lambda: sites.answer("ann", TaskKind.MASK, blob)) == "broken-group"
 
 
@@ -322,7 +322,7 @@ def test_groups_that_are_small_or_no_partition_are_refused(tmp_path: Path) -> No
     assert sites.group("dan") is None
     sites = Sites(tmp_path / "1", PLAIN)
     for groups in ((SITES[:3],), (SITES[:3], SITES[2:]), ((*SITES, "eve"),), (("bob", "ann", "cleo", "dan"),)):
-        blob = codec.encode(payload_of(RosterMessage(sites.server.roster.adverts, groups)))
+        blob = codec.encode(pack(RosterMessage(sites.server.roster.adverts, groups)))
         codes = (refusal(partial(share_or_refuse, sites, site, blob)) for site in SITES)
         assert set(codes) == {"other-group"}
 

@@ -17,7 +17,7 @@ from protofed.client.agent import task_tools
 from protofed.client.agent.agent import Agent
 from protofed.client.method import client_methods
 from protofed.client.policy.policy import Released
-from protofed.client.secure_aggregation.partners import membership_of
+from protofed.client.secure_aggregation.partners import open_membership
 from protofed.client.secure_aggregation.sessions import FOLDER, Sessions
 from protofed.client.site import PreparedRun
 from protofed.client.state.disk_store import DiskStore
@@ -28,7 +28,7 @@ from protofed.common.errors import FailureReason, SecureAggregationError
 from protofed.common.payload import Array, Part, Payload, describe
 from protofed.common.protocol.messages import Finished, Receipt, SumOf, Task, TaskKind
 from protofed.common.secure_aggregation.keys import SumContext, Vector
-from protofed.common.secure_aggregation.linear_form import FixedPoint, SumLayout, form_of
+from protofed.common.secure_aggregation.linear_form import FixedPoint, SumLayout, read_form
 from protofed.common.storage.journal import Fact
 from protofed.server.rounds.secure_aggregation.totals import check_total
 
@@ -56,7 +56,7 @@ class Daemon:
 
     def _start(self) -> Agent:
         agent = self.made.agent()
-        agent._work.sums.membership = membership_of(self.folder, self.made.name, lambda: None, record=self._record)
+        agent._work.sums.membership = open_membership(self.folder, self.made.name, lambda: None, record=self._record)
         agent._work.tools.on_refusal = lambda _, violation: self.refused.append(str(violation))
         return agent
 
@@ -121,7 +121,7 @@ class Round:
 def layout_and_point() -> tuple[SumLayout, FixedPoint]:
     fixed_point = Recipe.model_validate(SECURE).federation.fixed_point
     assert fixed_point is not None
-    return SumLayout.of(form_of(client_methods.build("fedavg", {}), "fedavg"), describe(BASE), BASE), fixed_point
+    return SumLayout.of(read_form(client_methods.build("fedavg", {}), "fedavg"), describe(BASE), BASE), fixed_point
 
 
 def expected(round_: Round) -> Array:
@@ -378,7 +378,7 @@ def test_classes_are_counted_before_their_rows_leave(tmp_path: Path) -> None:
     round_.until(TaskKind.MASK)
     assert round_.server.counts().tolist() == [4, 4, 0]  # nobody has an image of class 2
     [(_, update)] = round_.daemons["ann"].made.store.unsettled("run")
-    layout = SumLayout.of(form_of(client_methods.build("fednh", {}), "fednh"), describe(update.payload), base)
+    layout = SumLayout.of(read_form(client_methods.build("fednh", {}), "fednh"), describe(update.payload), base)
     round_.until(None)
     fixed_point = read.federation.fixed_point
     assert fixed_point is not None

@@ -12,12 +12,12 @@ from tests.support.command_line import called
 from tests.support.sum_server import SumServer
 
 from protofed.client.agent.agent import Agent
-from protofed.client.secure_aggregation.partners import load_or_create_identity, membership_of
+from protofed.client.secure_aggregation.partners import load_or_create_identity, open_membership
 from protofed.client.transport.audit import FILE, ClientAudit
 from protofed.common import codec
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.secure_aggregation.keys import KeyAdvert, SiteSecrets, advertised
-from protofed.common.secure_aggregation.messages import RosterMessage, SurvivorsMessage, payload_of
+from protofed.common.secure_aggregation.messages import RosterMessage, SurvivorsMessage, pack
 from protofed.common.storage.journal import Journal
 
 
@@ -26,7 +26,7 @@ class Audited(Daemon):
         agent = super()._start()
         if not hasattr(self, "audit"):
             self.audit = ClientAudit(Journal(self.folder / FILE))
-        agent._work.sums.membership = membership_of(
+        agent._work.sums.membership = open_membership(
             self.folder, self.made.name, lambda: None, record=self.audit.secure_aggregation
         )
 
@@ -58,9 +58,7 @@ def asked(round_: Round, kind: TaskKind, blob: bytes, name: str) -> bytes | None
 def with_keys(round_: Round, *replaced: KeyAdvert) -> bytes:
     """The roster, with other keys in the name of some sites."""
     by_site = {advert.site: advert for advert in (*round_.server.roster.adverts, *replaced)}
-    return codec.encode(
-        payload_of(RosterMessage(tuple(by_site[site] for site in sorted(by_site)), round_.server.groups))
-    )
+    return codec.encode(pack(RosterMessage(tuple(by_site[site] for site in sorted(by_site)), round_.server.groups)))
 
 
 def of_the_server(round_: Round, folder: Path, site: str) -> KeyAdvert:
@@ -108,7 +106,7 @@ def test_a_second_word_on_the_same_step(
     before: TaskKind, step: TaskKind, lie: Any, code: str, round_: Round, capfd: pytest.CaptureFixture[str]
 ) -> None:
     message = lie(round_.until(before))
-    assert asked(round_, step, OTHER if message is None else codec.encode(payload_of(message)), "lie") is None
+    assert asked(round_, step, OTHER if message is None else codec.encode(pack(message)), "lie") is None
     assert f"(secure-aggregation.{code})" in shown(round_, capfd)
 
 

@@ -19,7 +19,8 @@ from protofed.client.models.split import SplitModel
 from protofed.client.training import evaluation
 from protofed.client.training.evaluation import (
     Tally,
-    groups_of,
+    compute_scores,
+    group_classes,
     majority,
     of_personal,
     on_test,
@@ -28,7 +29,6 @@ from protofed.client.training.evaluation import (
     probabilistic_scores,
     reliability,
     scores,
-    scores_of,
     tally,
 )
 from protofed.common.config.recipe import Recipe
@@ -80,7 +80,7 @@ def drawn(examples: int, classes: int, seed: int = 0, scale: float = 2.0) -> tup
 def test_scores_are_the_reference_numbers() -> None:
     golden = np.load(GOLDEN / "metrics_numpy.npz")
     labels, classes = torch.from_numpy(golden["y"]), int(golden["num_classes"])
-    whole = scores(answers(torch.from_numpy(golden["global_predictions"]), labels, classes), groups_of(classes))
+    whole = scores(answers(torch.from_numpy(golden["global_predictions"]), labels, classes), group_classes(classes))
     assert whole["accuracy"] == pytest.approx(float(golden["GM"]), abs=1e-12)
     assert whole["accuracy"] == pytest.approx(float(golden["global_All"]), abs=1e-12)
     assert [whole[f"recall.{c}"] for c in range(classes)] == pytest.approx(golden["global_per_class_acc"].tolist())
@@ -233,17 +233,17 @@ def test_a_model_that_has_diverged_has_no_auroc_and_no_calibration(bad: float) -
 
 def test_groups_have_the_reference_sizes_and_classes() -> None:
     golden, sizes = np.load(GOLDEN / "metrics_numpy.npz"), np.load(GOLDEN / "longtail_counts.npz")
-    assert groups_of(10) == {name: golden[name].tolist() for name in ("many", "medium", "few")}
+    assert group_classes(10) == {name: golden[name].tolist() for name in ("many", "medium", "few")}
     for classes in (10, 100, 200):
-        groups = groups_of(classes)
+        groups = group_classes(classes)
         assert [len(group) for group in groups.values()] == sizes[f"K{classes}_n_many_mid_few"].tolist()
         assert [c for group in groups.values() for c in group] == list(range(classes))
 
 
 def test_groups_follow_the_order_of_frequency_and_their_mean_is_plain() -> None:
-    assert groups_of(6, (5, 3, 1, 0, 2, 4)) == {"many": [5], "medium": [3, 1], "few": [0, 2, 4]}
-    assert groups_of(2) == {"many": [], "medium": [0], "few": [1]}
-    found = scores(counted([4, 1, 0, 0, 1], [4, 2, 2, 6, 1]), groups_of(5))
+    assert group_classes(6, (5, 3, 1, 0, 2, 4)) == {"many": [5], "medium": [3, 1], "few": [0, 2, 4]}
+    assert group_classes(2) == {"many": [], "medium": [0], "few": [1]}
+    found = scores(counted([4, 1, 0, 0, 1], [4, 2, 2, 6, 1]), group_classes(5))
     assert [found[name] for name in ("many", "medium", "few")] == [1.0, 0.5, 1 / 9]
     assert found["groups"] == pytest.approx((1 + 0.5 + 1 / 9) / 3)
     assert not {"many", "medium", "few", "groups"} & set(scores(counted([1, 0], [1, 1])))
@@ -252,12 +252,12 @@ def test_groups_follow_the_order_of_frequency_and_their_mean_is_plain() -> None:
 @pytest.mark.parametrize("order", [(0, 1), (0, 1, 1), (1, 2, 3)])
 def test_an_order_of_other_classes_is_refused(order: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match="expected each of 0 to 2 once"):
-        groups_of(3, order)
+        group_classes(3, order)
 
 
 @pytest.mark.parametrize(("totals", "missing"), [([0, 1, 1, 1, 1], "many"), ([1, 0, 1, 1, 1], "medium")])
 def test_a_group_without_test_examples_is_left_out_and_so_is_the_mean(totals: list[int], missing: str) -> None:
-    found = scores(counted([0] * 5, totals), groups_of(5))
+    found = scores(counted([0] * 5, totals), group_classes(5))
     assert {"many", "medium", "few", "groups"} - set(found) == {missing, "groups"}
 
 
@@ -350,7 +350,7 @@ def data(test: Examples, local: Examples | None = None) -> SiteData:
 
 
 def own_scores(site: SiteData, most: int | None) -> dict[str, float]:
-    return scores_of(of_personal(model(), site, recipe(most)), site, recipe(most))
+    return compute_scores(of_personal(model(), site, recipe(most)), site, recipe(most))
 
 
 def test_own_models_are_scored_on_the_runs_sample_of_the_shared_test_set() -> None:

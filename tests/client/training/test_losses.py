@@ -24,12 +24,12 @@ from protofed.client.training.losses import (
     WORST,
     Distance,
     class_shares,
+    compute_losses,
     distance,
     distribution_gap,
     inter_class,
     intra_class,
     logit_adjusted,
-    losses_of,
     prototypical_contrast,
 )
 from protofed.common.config.recipe import Plan
@@ -293,26 +293,26 @@ def local() -> FitContext:
 
 def test_losses_are_means_in_evaluation_mode_in_any_batches(local: FitContext, monkeypatch: pytest.MonkeyPatch) -> None:
     right, wrong = math.log1p(math.exp(-2)), math.log1p(math.exp(2))
-    found = losses_of(local, [model(1.0, -1.0), model(0.0, 0.0, mean=5.0), model(-1.0, 1.0)], SOME)
+    found = compute_losses(local, [model(1.0, -1.0), model(0.0, 0.0, mean=5.0), model(-1.0, 1.0)], SOME)
     assert found == pytest.approx([(2 * right + wrong) / 3, math.log(2), (2 * wrong + right) / 3])
     assert dump(local.model.body)["1.num_batches_tracked"] == 3  # no training mode: nothing was counted
     monkeypatch.setattr("protofed.client.training.losses.BATCH", 2)
-    assert losses_of(local, [model(1.0, -1.0)], SOME) == pytest.approx(found[:1])
+    assert compute_losses(local, [model(1.0, -1.0)], SOME) == pytest.approx(found[:1])
 
 
 def test_a_model_that_gives_no_numbers_is_the_worst_and_a_distance_is_over_parameters(local: FitContext) -> None:
-    found = losses_of(local, [model(np.nan, 0.0), model(3e38, -3e38), model(0.0, 0.0)], SOME)
+    found = compute_losses(local, [model(np.nan, 0.0), model(3e38, -3e38), model(0.0, 0.0)], SOME)
     assert found == [WORST, WORST, pytest.approx(math.log(2))]
     assert distance(local, model(3.0, 0.0), model(0.0, 4.0, mean=100.0)) == pytest.approx(5.0)
 
 
 def test_a_model_of_another_shape_is_refused_and_an_aborted_task_ends(local: FitContext) -> None:
     with pytest.raises(CodecError):
-        losses_of(local, [model(1.0, -1.0, 0.0)], SOME)
+        compute_losses(local, [model(1.0, -1.0, 0.0)], SOME)
 
     def aborted() -> None:
         raise TaskAbortedError
 
     local.check = aborted
     with pytest.raises(TaskAbortedError):
-        losses_of(local, [model(1.0, -1.0)], SOME)
+        compute_losses(local, [model(1.0, -1.0)], SOME)

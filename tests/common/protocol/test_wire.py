@@ -426,11 +426,11 @@ def test_no_part_is_for_data() -> None:
 
 def test_a_verdict_is_read_from_the_answers_that_have_one() -> None:
     receipt = wire.pack_receipt(Receipt(Verdict.NOT_NEEDED, "", DIGEST, "s"))
-    assert wire.verdict_of("CommitUpload", receipt.SerializeToString()) == "not-needed"
-    assert wire.verdict_of("BeginUpload", pb.UploadTicket(receipt=receipt).SerializeToString()) == "not-needed"
-    assert wire.verdict_of("BeginUpload", pb.UploadTicket(upload=pb.Upload(id="u")).SerializeToString()) == ""
-    assert wire.verdict_of("NextTask", receipt.SerializeToString()) == ""
-    assert wire.verdict_of("CommitUpload", b"") == "", "of a call that failed"
+    assert wire.read_verdict("CommitUpload", receipt.SerializeToString()) == "not-needed"
+    assert wire.read_verdict("BeginUpload", pb.UploadTicket(receipt=receipt).SerializeToString()) == "not-needed"
+    assert wire.read_verdict("BeginUpload", pb.UploadTicket(upload=pb.Upload(id="u")).SerializeToString()) == ""
+    assert wire.read_verdict("NextTask", receipt.SerializeToString()) == ""
+    assert wire.read_verdict("CommitUpload", b"") == "", "of a call that failed"
 
 
 @pytest.mark.parametrize("size", [1, 127, 128, 16_383, 16_384, 2 << 20])

@@ -23,8 +23,8 @@ from protofed.common.secure_aggregation.messages import (
     SharesMessage,
     SignatureMessage,
     SurvivorsMessage,
-    message_of,
-    payload_of,
+    pack,
+    unpack,
 )
 from protofed.protos.v1 import secure_aggregation_pb2 as pb
 
@@ -42,18 +42,18 @@ MESSAGES: list[Message] = [
 
 
 def sent(message: Message, vector: Any = None) -> bytes:
-    return codec.encode(payload_of(message, vector))
+    return codec.encode(pack(message, vector))
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
 def test_a_message_comes_back_as_it_was_sent(message: Message) -> None:
-    assert message_of(sent(message), type(message)) == (message, None)
+    assert unpack(sent(message), type(message)) == (message, None)
     assert sent(message) == sent(message)
 
 
 def test_a_masked_vector_goes_beside_its_message() -> None:
     vector = np.arange(5, dtype=np.uint64) << np.uint64(60)
-    message, got = message_of(sent(SignatureMessage(b"s"), vector), SignatureMessage)
+    message, got = unpack(sent(SignatureMessage(b"s"), vector), SignatureMessage)
     assert message == SignatureMessage(b"s")
     assert got is not None
     assert np.array_equal(got, vector)
@@ -61,7 +61,7 @@ def test_a_masked_vector_goes_beside_its_message() -> None:
 
 def test_counts_come_back_as_they_were_sent() -> None:
     vectors = {site: np.array([1, 2**64 - 1], dtype=np.uint64) for site in ("site-2", "site-1")}
-    message, _ = message_of(sent(ContributorsMessage(vectors, SEEDS, Opened(SEEDS, {}))), ContributorsMessage)
+    message, _ = unpack(sent(ContributorsMessage(vectors, SEEDS, Opened(SEEDS, {}))), ContributorsMessage)
     assert (message.signatures, message.seeds) == (SEEDS, Opened(SEEDS, {}))
     assert {site: words.tolist() for site, words in message.vectors.items()} == {
         site: words.tolist() for site, words in vectors.items()
@@ -71,7 +71,7 @@ def test_counts_come_back_as_they_were_sent() -> None:
 @pytest.mark.parametrize("message", MESSAGES[1:], ids=lambda m: type(m).__name__)
 def test_a_message_of_another_kind_is_refused(message: Message) -> None:
     with pytest.raises(CodecError, match="expected a KeyAdvert"):
-        message_of(sent(message), type(ADVERTS[0]))
+        unpack(sent(message), type(ADVERTS[0]))
 
 
 def raw(message: pb.SumStep | bytes, **more: Any) -> bytes:
@@ -101,7 +101,7 @@ def raw(message: pb.SumStep | bytes, **more: Any) -> bytes:
 )
 def test_what_is_no_message_is_refused(message: pb.SumStep | bytes) -> None:
     with pytest.raises(CodecError):
-        message_of(raw(message), RosterMessage)
+        unpack(raw(message), RosterMessage)
 
 
 def test_other_tensors_are_refused() -> None:
@@ -115,19 +115,19 @@ def test_other_tensors_are_refused() -> None:
         raw(b"\x0a\x00", vector=np.zeros(1, np.uint8)),
     ):
         with pytest.raises(CodecError):
-            message_of(data, RosterMessage)
+            unpack(data, RosterMessage)
 
 
 def test_a_message_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sum_messages, "MAX_MESSAGE_BYTES", 3)
     with pytest.raises(CodecError, match="at most 3 bytes"):
-        message_of(sent(SignatureMessage(b"s")), SignatureMessage)
+        unpack(sent(SignatureMessage(b"s")), SignatureMessage)
 
 
 @given(st.binary(min_size=1, max_size=200))
 def test_noise_is_read_or_refused(noise: bytes) -> None:
     try:
-        message, _ = message_of(raw(noise), Revealed)
+        message, _ = unpack(raw(noise), Revealed)
     except CodecError:
         return
     assert isinstance(message, Revealed)
@@ -137,5 +137,5 @@ def test_the_flags_of_the_most_sites_and_classes_are_one_message() -> None:
     sites = [f"{n:02}".ljust(64, "s") for n in range(MAX_SECURE_SITES)]
     flags = {site: np.full(sum_messages.MAX_ROWS, 2**64 - 1, dtype=np.uint64) for site in sites}
     message = ContributorsMessage(flags, dict.fromkeys(sites, bytes(64)), Opened(dict.fromkeys(sites, bytes(16)), {}))
-    found, _ = message_of(codec.encode(payload_of(message)), ContributorsMessage)
+    found, _ = unpack(codec.encode(pack(message)), ContributorsMessage)
     assert list(found.vectors) == sites

@@ -14,22 +14,22 @@ from protofed.common.protocol.scores import ScoreNames, Spread
 from protofed.common.secure_aggregation import score_sums
 from protofed.common.secure_aggregation.messages import MAX_ROWS
 
-NAMES = score_sums.names_of(ScoreNames(3))
+NAMES = score_sums.list_scores(ScoreNames(3))
 
 
 def spreads_of(*scores: dict[str, float]) -> dict[str, Spread]:
-    return score_sums.opened(NAMES, score_sums.total_of(NAMES, scores))
+    return score_sums.opened(NAMES, score_sums.simulate_total(NAMES, scores))
 
 
 def test_the_rows_are_what_a_trainer_may_report_and_follow_from_the_recipe_alone() -> None:
     assert list(NAMES) == sorted(set(NAMES))
     assert {"loss", "personal.pm_l", "personal.recall.2", "global.local.accuracy"} <= set(NAMES)
     assert not {"global.accuracy", "global.majority", "personal.recall.3", "personal.auroc"} & set(NAMES)
-    assert "personal.auroc" in score_sums.names_of(ScoreNames(3, {"probabilities"}))
+    assert "personal.auroc" in score_sums.list_scores(ScoreNames(3, {"probabilities"}))
 
 
 def test_recalls_of_too_many_classes_are_in_no_sum() -> None:
-    names = score_sums.names_of(ScoreNames(MAX_ROWS))
+    names = score_sums.list_scores(ScoreNames(MAX_ROWS))
     assert "personal.accuracy" in names
     assert not any("recall" in name for name in names)
 
@@ -46,7 +46,7 @@ def test_sites_whose_scores_have_one_mean_open_to_the_same_numbers() -> None:
     alike, apart = (
         [{"personal.pm_v": value} for value in values] for values in ((0.5, 0.5, 0.5), (0.25, 0.375, 0.875))
     )
-    assert (score_sums.total_of(NAMES, alike) == score_sums.total_of(NAMES, apart)).all()
+    assert (score_sums.simulate_total(NAMES, alike) == score_sums.simulate_total(NAMES, apart)).all()
 
 
 def test_a_fraction_of_a_test_set_leaves_without_its_denominator() -> None:
@@ -99,8 +99,8 @@ def test_a_mean_of_scores_that_were_rounded_is_a_score(mean: float) -> None:
 
 
 def test_flags_say_which_scores_a_site_gives() -> None:
-    layout = score_sums.layout_of(NAMES)
-    flags = layout.flags(score_sums.terms_of("ann", NAMES, {"loss": 0.0, "personal.pm_v": 0.5}))
+    layout = score_sums.lay_out_scores(NAMES)
+    flags = layout.flags(score_sums.as_update("ann", NAMES, {"loss": 0.0, "personal.pm_v": 0.5}))
     assert [NAMES[row] for row in np.flatnonzero(flags)] == ["loss", "personal.pm_v"]
 
 

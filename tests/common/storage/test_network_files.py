@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from protofed.common.storage.files import network_type, network_type_of
+from protofed.common.storage.files import find_network_type, network_type
 
 MOUNTS = """\
 proc /proc proc rw 0 0
@@ -49,10 +49,10 @@ def test_links_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "here").symlink_to("there")
     (tmp_path / "mounts").write_text(f"host:/x {tmp_path}/there nfs rw 0 0\n", encoding="utf-8")
     monkeypatch.setattr("protofed.common.storage.files.MOUNTS", tmp_path / "mounts")
-    assert network_type_of(tmp_path / "here" / "state") == "nfs"
-    assert network_type_of(tmp_path) is None
+    assert find_network_type(tmp_path / "here" / "state") == "nfs"
+    assert find_network_type(tmp_path) is None
 
 
 def test_a_machine_that_tells_no_mounts_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protofed.common.storage.files.MOUNTS", tmp_path / "none")
-    assert network_type_of(tmp_path) is None
+    assert find_network_type(tmp_path) is None

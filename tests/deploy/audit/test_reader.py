@@ -105,7 +105,7 @@ def site_log(tmp_path: Path) -> Path:
             audit.sent("fl.example.org:7443", "ab" * 32, call, audit_fields(message, values=True), data)
         if call == "BeginUpload":
             audit.answered(call, codec.digest(data), code="UNAVAILABLE")
-        if verdict := wire.verdict_of(call, reply):
+        if verdict := wire.read_verdict(call, reply):
             audit.answered(call, codec.digest(data), verdict=verdict)
     audit.task(audit_fields(pb.Task(kind=pb.TASK_KIND_INITIALISE, run="run-1", task_id="n0ann"), values=True))
     for remaining in (9.0, 8.0):  # given again

@@ -24,7 +24,7 @@ from protofed.common.config.settings import ServerSettings, read_settings
 from protofed.common.errors import ConfigError
 from protofed.common.pki.identity import Party
 from protofed.deploy import shipped
-from protofed.deploy.daemons.server import recipes_of
+from protofed.deploy.daemons.server import read_recipes
 from protofed.deploy.operator.connection import Operator
 
 
@@ -165,7 +165,7 @@ def test_a_server_that_may_open_too_few_files_to_serve_sites_says_how_many_it_ne
 def test_a_server_takes_shipped_recipes_by_name(tmp_path: Path) -> None:
     (own := tmp_path / "own.toml").write_text(shipped.resolved("digits-fednh"))
     read = read_settings(ServerSettings, None, {"recipes": ["digits-fedavg", str(own)]})
-    assert [recipe.name for recipe in recipes_of(read, ())] == ["digits-fedavg", "digits-fednh"]
+    assert [recipe.name for recipe in read_recipes(read, ())] == ["digits-fedavg", "digits-fednh"]
     read = read_settings(ServerSettings, None, {"recipes": ["digits-fednhh"]})
     with pytest.raises(ConfigError, match="did you mean 'digits-fednh'"):
-        recipes_of(read, ())
+        read_recipes(read, ())

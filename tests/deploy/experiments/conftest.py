@@ -10,7 +10,7 @@ from tests.support.results import result_of
 
 from protofed.common.config.recipe import Recipe
 from protofed.deploy.experiments import compare
-from protofed.deploy.experiments.code_digest import code_of
+from protofed.deploy.experiments.code_digest import digest_code
 from protofed.deploy.experiments.experiment import ExperimentJob
 from protofed.deploy.experiments.jobs import is_done
 
@@ -39,7 +39,7 @@ class StandIn:
             if len(self.ran) == self.stop_after:
                 raise KeyboardInterrupt
             self.ran.append(job.name)
-            job.begin(code := code_of(job.recipe))
+            job.begin(code := digest_code(job.recipe))
             job.state.mkdir(exist_ok=True)
             if job.name in self.broken:
                 failures[job] = "killed by SIGKILL"

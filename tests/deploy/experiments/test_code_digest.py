@@ -14,7 +14,7 @@ from protofed.client.method import client_methods
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import StateError
 from protofed.deploy.experiments import code_digest
-from protofed.deploy.experiments.code_digest import CodeDigest, code_of
+from protofed.deploy.experiments.code_digest import CodeDigest, digest_code
 from protofed.deploy.experiments.experiment import ExperimentJob
 from protofed.server.method import server_methods
 
@@ -51,7 +51,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def modules(recipe: Recipe) -> set[str]:
-    return set(code_of(recipe).modules)
+    return set(digest_code(recipe).modules)
 
 
 @pytest.mark.parametrize("method", sorted(client_methods))
@@ -74,10 +74,10 @@ def test_it_covers_what_computes_and_libraries_and_not_what_shows(
     for name in ("deploy.experiments.table", "deploy.cli.main", "server.rpc.server", "client.transport.grpc_link"):
         assert f"protofed.{name}" not in found
     assert "server.methods.maximal_separation" in {name.removeprefix("protofed.") for name in found}
-    before = code_of(recipe_of("fedavg"))
+    before = digest_code(recipe_of("fedavg"))
     assert {"python", "numpy", "torch"} <= before.libraries.keys()
     monkeypatch.setattr("importlib.metadata.version", lambda name: "9.9" if name == "torch" else "1")
-    after = code_of(recipe_of("fedavg"))
+    after = digest_code(recipe_of("fedavg"))
     assert "torch" in after.changes(before)
     assert after.whole != before.whole
     assert before.modules == after.modules
@@ -87,13 +87,13 @@ def test_a_plugins_code_counts_without_being_imported(plugin: Path, recipe_of: R
     recipe = recipe_of("fedavg").model_copy(update={"method": recipe_of("fedavg").method.model_copy()})
     table = {**recipe.model_dump(mode="json"), "method": {"name": "ourplugin.plug:METHOD"}}
     recipe = Recipe.model_validate(table)
-    before = code_of(recipe)
+    before = digest_code(recipe)
     ours = {name for name in before.modules if name.startswith("ourplugin")}
     assert ours == {"ourplugin", "ourplugin.plug", "ourplugin.half", "ourplugin.helper"}
     assert "protofed.server.methods.cwfedavg" in before.modules
     assert "ourplugin" not in sys.modules
     (plugin / "helper.py").write_text("def value() -> int:\n    return 2\n")
-    assert code_of(recipe).changes(before) == ["ourplugin.helper"]
+    assert digest_code(recipe).changes(before) == ["ourplugin.helper"]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def started(recipe_of: Recipes, tmp_path: Path) -> tuple[ExperimentJob, CodeDige
     """A job that was interrupted, and the code that it was started with."""
     job = ExperimentJob(recipe_of("fedavg"), tmp_path / "small-fedavg-seed0")
     job.claim()
-    code = code_of(job.recipe)
+    code = digest_code(job.recipe)
     assert job.changes(code) == []
     job.begin(code)
     (job.state / "sites").mkdir(parents=True)

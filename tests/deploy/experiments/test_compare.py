@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from protofed.common.config.recipe import Recipe
-from protofed.deploy.experiments.code_digest import CodeDigest, code_of
+from protofed.deploy.experiments.code_digest import CodeDigest, digest_code
 from protofed.deploy.experiments.compare import CompareRequest, compare
 from protofed.deploy.experiments.curves import Curves
 from protofed.deploy.experiments.experiment import ExperimentJob, Result
@@ -34,7 +34,7 @@ def table(out: Path) -> dict[str, Any]:
 def of_other_code(job: ExperimentJob, module: str) -> None:
     """Make a finished job one that other code has computed."""
     result = finished(job)
-    code = code_of(result.recipe)
+    code = digest_code(result.recipe)
     edited = CodeDigest(modules={**code.modules, module: "0"}, libraries=code.libraries)
     job.write_result(result.model_copy(update={"code": edited}))
 

@@ -16,11 +16,11 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, DataError, StateError
 from protofed.deploy import shipped
 from protofed.deploy.experiments.compare import CompareRequest, compare, read_seeds
-from protofed.deploy.experiments.curves import curves_of, draw, over_rounds
+from protofed.deploy.experiments.curves import collect_curves, draw, over_rounds
 from protofed.deploy.experiments.experiment import (
     ExperimentContents,
     ExperimentJob,
-    jobs_of,
+    plan_jobs,
     read_contents,
     refuse_foreign,
     varied,
@@ -43,20 +43,20 @@ def compared(recipe_of: Recipes) -> Comparison:
 
 
 def test_a_seed_is_that_of_the_run_and_tells_jobs_apart(recipe_of: Recipes, tmp_path: Path) -> None:
-    jobs = jobs_of([recipe_of("fedavg"), recipe_of("fednh")], [4, 7], None, tmp_path)
+    jobs = plan_jobs([recipe_of("fedavg"), recipe_of("fednh")], [4, 7], None, tmp_path)
     names = ["small-fedavg-seed4", "small-fednh-seed4", "small-fedavg-seed7", "small-fednh-seed7"]
     assert [job.name for job in jobs] == names
     assert [(job.recipe.seed, job.recipe.data and job.recipe.data.seed) for job in jobs] == [(4, 4)] * 2 + [(7, 7)] * 2
     for most, rounds in ((1, 1), (9, 3)):  # shortened, never lengthened
-        assert [job.recipe.rounds for job in jobs_of([recipe_of("fedavg")], None, most, tmp_path)] == [rounds]
-    (own,) = jobs_of([recipe_of("fedavg", seed=3)], None, None, tmp_path)
+        assert [job.recipe.rounds for job in plan_jobs([recipe_of("fedavg")], None, most, tmp_path)] == [rounds]
+    (own,) = plan_jobs([recipe_of("fedavg", seed=3)], None, None, tmp_path)
     assert (own.name, own.recipe.data and own.recipe.data.seed) == ("small-fedavg-seed3", 0)
     with pytest.raises(ConfigError, match=r"two recipes .*'small-fedavg'"):
-        jobs_of([recipe_of("fedavg"), recipe_of("fedavg", seed=1)], None, None, tmp_path)
+        plan_jobs([recipe_of("fedavg"), recipe_of("fedavg", seed=1)], None, None, tmp_path)
     with pytest.raises(ConfigError, match="each once"):
-        jobs_of([recipe_of("fedavg")], [1, 1], None, tmp_path)
+        plan_jobs([recipe_of("fedavg")], [1, 1], None, tmp_path)
     with pytest.raises(ConfigError, match=r"no \[data\]"):
-        jobs_of([recipe_of("fedavg", data=None)], [1], None, tmp_path)
+        plan_jobs([recipe_of("fedavg", data=None)], [1], None, tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "1,", "a", "1 2", "-1", "1,,2"])
@@ -235,13 +235,13 @@ def test_curves_are_drawn_of_what_there_is(compared: Comparison, tmp_path: Path)
     earlier, foreign = tmp_path / "curve-global-balanced_accuracy.png", tmp_path / "curve-of-mine.png"
     earlier.touch()
     foreign.touch()
-    paths = draw(curves_of(compared.results), tmp_path)
+    paths = draw(collect_curves(compared.results), tmp_path)
     names = ("global-accuracy", "personal-pm_v", "personal-pm_l", "personal-local-accuracy")
     assert {path.name for path in paths} == {f"curve-{name}.{kind}" for name in names for kind in ("png", "svg")}
     assert all(path.read_bytes().startswith((b"\x89PNG", b"<?xml")) for path in paths)
     assert set(tmp_path.iterdir()) == {*paths, foreign}
     (again := tmp_path / "again").mkdir()
-    for path in draw(curves_of(compared.results)[:1], again):
+    for path in draw(collect_curves(compared.results)[:1], again):
         assert path.read_bytes() == (tmp_path / path.name).read_bytes()
 
 

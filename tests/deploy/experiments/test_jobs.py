@@ -24,8 +24,8 @@ from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part
 from protofed.common.storage.files import Lock
-from protofed.deploy.experiments.code_digest import code_of
-from protofed.deploy.experiments.experiment import ExperimentJob, Result, RoundTraffic, jobs_of
+from protofed.deploy.experiments.code_digest import digest_code
+from protofed.deploy.experiments.experiment import ExperimentJob, Result, RoundTraffic, plan_jobs
 from protofed.deploy.experiments.job import run_job
 from protofed.deploy.experiments.jobs import CompareView, Processes, Worker, run_jobs
 
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 
 
 def claimed(recipe: Recipe, out: Path) -> ExperimentJob:
-    (job,) = jobs_of([recipe], None, None, out)
+    (job,) = plan_jobs([recipe], None, None, out)
     job.claim()
     return job
 
@@ -103,7 +103,7 @@ def test_a_result_has_all_that_tables_need(recipe_of: Recipes, tmp_path: Path) -
     assert "global.accuracy" in result.scores[3]["evaluator"]
     assert tuple(result.train_examples) == sites
     assert sum(result.train_examples.values()) == 1797 - 520  # all digits but the test set of 52 a class
-    assert result.code == code_of(job.recipe)
+    assert result.code == digest_code(job.recipe)
     assert result.machine.endswith("device cpu")
     assert result.trained == dict.fromkeys((1, 2, 3), result.train_examples)  # one epoch
     model = len(codec.encode({part: dump(getattr(build(job.recipe), part)) for part in (Part.BODY, Part.HEAD)}))
@@ -121,7 +121,7 @@ def test_under_secure_aggregation_no_bytes_are_told_that_nobody_would_send(recip
 def test_failed_and_killed_jobs_do_not_stop_the_others(recipe_of: Recipes, tmp_path: Path) -> None:
     good = recipe_of("fedavg", rounds=1)
     bad = recipe_of("fedavg", name="bad", federation={"min_sites": 9})
-    jobs = jobs_of([bad, good], None, None, tmp_path)
+    jobs = plan_jobs([bad, good], None, None, tmp_path)
     for job in jobs:
         job.claim()
     failures = run_jobs(jobs, 2, Processes("cpu"))
@@ -158,7 +158,7 @@ def test_a_killed_worker_says_so_and_one_without_parent_ends(recipe_of: Recipes,
 
 
 def test_every_job_has_a_bar_on_a_terminal_and_elsewhere_two_lines(recipe_of: Recipes, tmp_path: Path) -> None:
-    jobs = jobs_of([recipe_of("fedavg")], [0, 1, 2], None, tmp_path)
+    jobs = plan_jobs([recipe_of("fedavg")], [0, 1, 2], None, tmp_path)
     text = StringIO()
     with CompareView(jobs, set(jobs[1:]), Console(file=text, width=80)) as view:
         view.started(jobs[1])
@@ -171,7 +171,7 @@ def test_every_job_has_a_bar_on_a_terminal_and_elsewhere_two_lines(recipe_of: Re
     assert lines[2].startswith("small-fedavg-seed1 done after 0 s, 2/3 jobs")
     assert lines[4].startswith("small-fedavg-seed2 failed: no [red]data after")
     assert len(lines) == 5
-    jobs = jobs_of([recipe_of("fedavg")], [0, 1], None, tmp_path)
+    jobs = plan_jobs([recipe_of("fedavg")], [0, 1], None, tmp_path)
     text = StringIO()
     console = Console(file=text, width=120, height=30, force_terminal=True, color_system=None)
     with CompareView(jobs, set(jobs), console) as view:

@@ -17,8 +17,8 @@ from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import ConfigError
 from protofed.common.version import VERSION
 from protofed.deploy.experiments import ray_node
-from protofed.deploy.experiments.code_digest import code_of
-from protofed.deploy.experiments.experiment import ExperimentJob, Result, jobs_of
+from protofed.deploy.experiments.code_digest import digest_code
+from protofed.deploy.experiments.experiment import ExperimentJob, Result, plan_jobs
 from protofed.deploy.experiments.jobs import JobProgress, Worker, run_jobs
 from protofed.deploy.experiments.ray_node import NodeOrder, NodeResult, carry_out
 from protofed.deploy.simulation.workers import Block
@@ -57,14 +57,14 @@ class RemoteExecutor:
 
 @pytest.fixture
 def jobs(recipe_of: Recipes, tmp_path: Path) -> list[ExperimentJob]:
-    made = jobs_of([recipe_of("fedavg")], [0, 1, 2], None, tmp_path)
+    made = plan_jobs([recipe_of("fedavg")], [0, 1, 2], None, tmp_path)
     for job in made:
         job.claim()
     return made
 
 
 def ordered(job: ExperimentJob, *, mark: str = "nowhere", **changes: str) -> str:
-    code = code_of(job.recipe).whole
+    code = digest_code(job.recipe).whole
     known = {"protofed": VERSION, "code": code, "recipe": job.recipe.model_dump_json(), "device": "cpu", **changes}
     return NodeOrder(folder=job.folder, mark=mark, **known).model_dump_json()
 
@@ -114,7 +114,7 @@ def test_a_node_without_the_callers_folder_works_in_its_own_and_sends_all_of_it(
 
 @pytest.mark.slow
 def test_a_job_that_fails_on_a_node_says_why(recipe_of: Recipes, tmp_path: Path) -> None:
-    (job,) = jobs_of([recipe_of("fedavg", federation={"min_sites": 9})], None, None, tmp_path)
+    (job,) = plan_jobs([recipe_of("fedavg", federation={"min_sites": 9})], None, None, tmp_path)
     job.claim()
     answer = answered(carry_out(ordered(job), deaf))
     assert "min_sites is 9" in (answer.failed or "")

@@ -17,7 +17,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, DataError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.scores import spread, spreads
-from protofed.deploy.experiments.curves import AXES, ROUNDS, curves_of, over_axis
+from protofed.deploy.experiments.curves import AXES, ROUNDS, collect_curves, over_axis
 from protofed.deploy.experiments.experiment import Result, RoundTraffic
 from protofed.deploy.experiments.shown import markdown
 from protofed.deploy.experiments.summary import OWN_LOCAL as LOCAL
@@ -185,7 +185,7 @@ def test_curves_over_a_cost_are_drawn_where_recipes_differ_over_the_seeds_mean(r
 
     def drawn(up: int, epochs: int) -> set[tuple[str, str]]:
         other = costly(rep, 0, 0.1, 0.2, up=up, epochs=epochs)
-        curves = curves_of({"avg": [costly(avg, 0, 0.1, 0.2)], "rep": [other]})
+        curves = collect_curves({"avg": [costly(avg, 0, 0.1, 0.2)], "rep": [other]})
         return {(one.score, one.axis.key) for one in curves if one.axis is not ROUNDS}
 
     scores = ("global.accuracy", "personal.pm_v", "personal.local.accuracy")

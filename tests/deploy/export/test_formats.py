@@ -15,7 +15,7 @@ from protofed.client.models.split import CosineHead, NearestHead, PrototypeHead,
 from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import ConfigError
 from protofed.deploy.export import formats
-from protofed.deploy.export.formats import ExportError, answer_of, difference, to_onnx
+from protofed.deploy.export.formats import ExportError, difference, run_onnx, to_onnx
 
 SMALL = Input(shape=(1, 8, 8), mean=(0.4,), std=(0.2,))
 MLP = NamedOptions.model_validate({"name": "mlp", "hidden": [16]})
@@ -51,7 +51,7 @@ def test_runtimes_agree_on_pixels_whatever_the_head(head: str) -> None:
     model = DeployedModel(headed(build(MLP, SMALL, 10), head, 10), SMALL)
     assert model.head == head
     data = to_onnx(model, SMALL, {"format": "protofed-model"})
-    assert difference(model, SMALL, answer_of(data)) < 1e-5
+    assert difference(model, SMALL, run_onnx(data)) < 1e-5
     for path in (b"/work", b"/home", b"site-packages", b"protofed/client"):
         assert path not in data
 
@@ -90,7 +90,7 @@ def test_a_graph_that_is_wrong_unknown_or_too_large_is_refused(monkeypatch: pyte
     torch.manual_seed(0)
     data = to_onnx(DeployedModel(build(MLP, SMALL, 10), SMALL), SMALL, {})
     with pytest.raises(ExportError, match="differ by"):
-        difference(DeployedModel(build(MLP, SMALL, 10), SMALL), SMALL, answer_of(data))
+        difference(DeployedModel(build(MLP, SMALL, 10), SMALL), SMALL, run_onnx(data))
 
     class Odd(nn.Module):
         def forward(self, features: torch.Tensor) -> torch.Tensor:
@@ -111,7 +111,7 @@ def test_runtimes_agree_on_every_architecture(architecture: dict[str, Any], shap
     torch.manual_seed(0)
     images = Input(shape=shape)
     model = DeployedModel(build(NamedOptions.model_validate(architecture), images, 10), images)
-    assert difference(model, images, answer_of(to_onnx(model, images, {}))) < 1e-5
+    assert difference(model, images, run_onnx(to_onnx(model, images, {}))) < 1e-5
 
 
 def test_every_architecture_of_the_catalogue_is_among_them() -> None:

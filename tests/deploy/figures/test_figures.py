@@ -20,7 +20,7 @@ from protofed.deploy import shipped
 from protofed.deploy.cli import main
 from protofed.deploy.experiments.experiment import ExperimentJob, Result
 from protofed.deploy.experiments.job import run_job
-from protofed.deploy.figures.figures import FiguresRequest, ablation, draw, draw_ablation, group_recalls, option_of
+from protofed.deploy.figures.figures import FiguresRequest, ablation, draw, draw_ablation, group_recalls, read_option
 from protofed.deploy.figures.finished_run import FinishedRun, embedded, open_run
 from protofed.deploy.figures.matrices import (
     CIFAR100,
@@ -28,7 +28,7 @@ from protofed.deploy.figures.matrices import (
     first_prototypes,
     norm_shares,
     read_groups,
-    shares_of,
+    read_shares,
     within_and_between,
 )
 from protofed.deploy.figures.plane import by_angle, on_ring, tsne
@@ -112,7 +112,7 @@ def test_first_prototypes_are_those_that_the_run_began_with(seed: int, recipe_of
 
 def test_shares_are_of_sites_and_of_class_models(finished: Finished) -> None:
     run = finished("cwfedavg")
-    found = shares_of(run)
+    found = read_shares(run)
     assert (found.true.shape, found.local.shape, found.models.shape) == ((3, 10), (3, 10), (10, 10))
     for rows in (found.true, found.local, found.models):
         np.testing.assert_allclose(rows.sum(1), 1, atol=1e-5)
@@ -188,10 +188,10 @@ def test_an_ablation_goes_over_one_number_and_all_seeds(recipe_of: Recipes) -> N
     with pytest.raises(ConfigError, match="finished"):
         ablation([], "method.prototype_momentum", "global.accuracy")
     recipe = recipe_of("cwfedavg")
-    assert [option_of(recipe, name) for name in ("method.wdr", "plan.lr", "data.partition.beta")] == [5.0, 0.05, 0.5]
+    assert [read_option(recipe, name) for name in ("method.wdr", "plan.lr", "data.partition.beta")] == [5.0, 0.05, 0.5]
     for name in ("method.nothing", "method.name", "plan", "plan.drop_last"):
         with pytest.raises(ConfigError, match="expected the name of a number"):
-            option_of(recipe, name)
+            read_option(recipe, name)
 
 
 def test_each_method_has_its_pictures(

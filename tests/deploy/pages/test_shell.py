@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from protofed.common.errors import ConfigError, DeniedError, UnavailableError
 from protofed.deploy.pages.guard import BODY_BYTES, HEADERS, PageAccess, is_loopback_host
-from protofed.deploy.pages.shell import Page, Program, application, form_of, listening, shell_of
+from protofed.deploy.pages.shell import Page, Program, application, find_shell, listening, read_form
 
 BASE = "http://127.0.0.1:8080"
 FORM = "application/x-www-form-urlencoded"
@@ -23,12 +23,12 @@ DONE: list[str] = []
 
 
 def _first(request: Request) -> Response:
-    return shell_of(request).page(request, "first.html.j2", {"name": "<b>north</b>"})
+    return find_shell(request).page(request, "first.html.j2", {"name": "<b>north</b>"})
 
 
 def _order(request: Request) -> Response:
-    DONE.append(form_of(request)["site"])
-    return shell_of(request).done("/", f"done: {DONE[-1]}")
+    DONE.append(read_form(request)["site"])
+    return find_shell(request).done("/", f"done: {DONE[-1]}")
 
 
 def _fails(request: Request) -> Response:

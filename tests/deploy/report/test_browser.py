@@ -28,7 +28,7 @@ def written(tmp_path_factory: pytest.TempPathFactory, recipe_of: Callable[..., R
         recipe_of("fednh", evaluation={"frequency_groups": True, "probabilities": True}), folder
     ) as running:
         running.go()
-    return write_report(report.run_record_of(folder, None), folder / "report.html")
+    return write_report(report.read_run_record(folder, None), folder / "report.html")
 
 
 def browse(page: Path, folder: Path, *options: str) -> str:

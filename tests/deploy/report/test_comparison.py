@@ -16,7 +16,7 @@ from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.deploy.cli import compare as cli
 from protofed.deploy.experiments.code_digest import CodeDigest
-from protofed.deploy.experiments.curves import curves_of
+from protofed.deploy.experiments.curves import collect_curves
 from protofed.deploy.experiments.experiment import Result, RoundTraffic
 from protofed.deploy.experiments.job import machine_class
 from protofed.deploy.experiments.summary import USUAL
@@ -53,7 +53,7 @@ def results(recipe_of: Recipes) -> list[Result]:
 def told(results: list[Result], options: CompareOptions | None = None, command: str = COMMAND) -> dict[str, str]:
     """The sections' texts, by their keys, of a page that is checked as a whole; `all` is everything."""
     comparison = Comparison.of([(result.recipe, result) for result in results], options)
-    curves = [one for one in curves_of(comparison.results) if one.score in ("global.accuracy", "personal.pm_v")]
+    curves = [one for one in collect_curves(comparison.results) if one.score in ("global.accuracy", "personal.pm_v")]
     html = page(comparison, curves, command)
     root = ElementTree.fromstring(html)  # noqa: S314  (our own)
     ids = [element.attrib["id"] for element in root.iter() if "id" in element.attrib]
@@ -89,7 +89,7 @@ def test_what_differs_stands_first_and_sentences_follow_the_results(results: lis
     assert "plan.momentum" in common
     assert "data.seed" not in settings
     comparison = Comparison.of([(recipe_of("fednh"), None)])
-    html = page(comparison, curves_of(comparison.results), COMMAND)
+    html = page(comparison, collect_curves(comparison.results), COMMAND)
     assert "0 finished runs of 0 recipes" in html
     assert "Not all seeds have ended of small-fednh." in html
     said = told(results)

@@ -54,7 +54,7 @@ def told(
     """The run record of a simulation that goes on until then, or to its end."""
     with simulation(recipe, folder, policy=policy) as running:
         running.go(until=lambda: until(running))
-    return cli_report.run_record_of(folder, recipe.name)
+    return cli_report.read_run_record(folder, recipe.name)
 
 
 def page(run_record: dict[str, Any]) -> tuple[str, dict[str, str]]:
@@ -192,7 +192,7 @@ def test_no_heading_of_a_minimal_run_is_empty_and_each_reason_stands_once(
     with simulation(recipe_of("fednh"), tmp_path) as running:
         running.runs.tick()
         running.run.stop("the wrong classes")
-    for run_record in (plain, cli_report.run_record_of(tmp_path, None)):
+    for run_record in (plain, cli_report.read_run_record(tmp_path, None)):
         html, sections = page(run_record)
         assert empty_headings(html) == []
         reasons = [line.partition(": ")[2] for line in re.findall(r"<li>(.*?)</li>", html[html.index('id="absent"') :])]
@@ -391,7 +391,7 @@ def test_what_a_site_says_is_text_and_nothing_else(plain: dict[str, Any]) -> Non
 
 def test_the_server_says_what_its_folder_says(troubled: Any, tmp_path: Path, spoken: Any) -> None:
     with Operator(troubled.address, plaintext=True) as operator:
-        assert operator.run_record(RUN) == cli_report.run_record_of(tmp_path / "server", RUN)
+        assert operator.run_record(RUN) == cli_report.read_run_record(tmp_path / "server", RUN)
         number, data = operator.state(RUN)
         assert (number, data) == (1, troubled.blobs.get(troubled.runs.current.published.address))
         assert operator.state(RUN, 0)[0] == 0
@@ -449,7 +449,7 @@ def test_a_damaged_blob_is_as_one_that_is_not_kept(tmp_path: Path, recipe_of: Re
     assert found["prototypes"]["cosines"]
     path = tmp_path / "blobs" / found["rounds"][-1]["state"]
     path.write_bytes(path.read_bytes()[:-1] + b"!")
-    assert cli_report.run_record_of(tmp_path, None)["prototypes"]["round"] == 0
+    assert cli_report.read_run_record(tmp_path, None)["prototypes"]["round"] == 0
     with open_state(tmp_path) as kept, pytest.raises(StateError, match="has changed on disk"):
         kept.blobs.get(found["rounds"][-1]["state"])
     write_report(found, tmp_path / "report.html")

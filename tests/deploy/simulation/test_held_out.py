@@ -16,7 +16,7 @@ from protofed.client.method import client_methods
 from protofed.client.models.catalogue import device_model
 from protofed.client.policy.policy import Policy
 from protofed.client.training.context import FitContext, seeded
-from protofed.client.training.evaluation import of_personal, scores_of
+from protofed.client.training.evaluation import compute_scores, of_personal
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
@@ -27,7 +27,7 @@ from protofed.deploy.experiments.job import run_job
 from protofed.deploy.experiments.summary import summarise, usual
 from protofed.deploy.simulation.run_tables import simulate_with_progress
 from protofed.deploy.simulation.simulation import Simulation, everything, held_out_scores, simulation
-from protofed.server.rounds.context import method_of
+from protofed.server.rounds.context import build_method
 from protofed.testing.crew import CrewHere
 
 RecipeOf = Callable[..., Recipe]
@@ -87,7 +87,7 @@ def test_its_model_is_that_of_one_round_of_training_from_the_last_state(recipe_o
         scores, state = held_out_scores(running)["site-6"], last_state(running)
     local = context_of_site_6(recipe)
     client_methods.build("fedavg", {}).fit(local, state)
-    assert scores_of(of_personal(local.model, local.data, recipe), local.data, recipe) == scores
+    assert compute_scores(of_personal(local.model, local.data, recipe), local.data, recipe) == scores
 
 
 def test_with_cwfedavg_it_is_the_mixture_by_the_shares_that_its_training_gave(recipe_of: RecipeOf) -> None:
@@ -97,13 +97,13 @@ def test_with_cwfedavg_it_is_the_mixture_by_the_shares_that_its_training_gave(re
         running.go()
         scores, state = held_out_scores(running)["site-6"], last_state(running)
     local = context_of_site_6(recipe)
-    client, server = client_methods.build("cwfedavg", {}), method_of(recipe)
+    client, server = client_methods.build("cwfedavg", {}), build_method(recipe)
     assert "site-6" not in state[Part.CLASS_SHARES]
     update = client.fit(local, server.broadcast(state, "site-6"))
     shares = {**state[Part.CLASS_SHARES], "site-6": update.payload[Part.CLASS_SHARES]["shares"].astype(float)}
     for known, same in ((state, False), ({**state, Part.CLASS_SHARES: shares}, True)):
         client.load_global(local, server.broadcast(known, "site-6"))
-        assert (scores_of(of_personal(local.model, local.data, recipe), local.data, recipe) == scores) is same
+        assert (compute_scores(of_personal(local.model, local.data, recipe), local.data, recipe) == scores) is same
 
 
 def test_workers_and_a_restart_change_nothing(recipe_of: RecipeOf, tmp_path: Path) -> None:

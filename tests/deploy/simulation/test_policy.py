@@ -17,7 +17,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part
 from protofed.common.protocol.messages import Assignment, PauseReason, Receipt, Role, Task
 from protofed.deploy import shipped
-from protofed.deploy.simulation.simulation import EVALUATOR, agents_of, everything, simulation
+from protofed.deploy.simulation.simulation import EVALUATOR, build_agents, everything, simulation
 from protofed.deploy.simulation.sites import DirectLink
 from protofed.deploy.simulation.workers import Beginning
 from protofed.testing.crew import CrewHere
@@ -79,7 +79,7 @@ def test_grpc_gives_the_bytes_of_the_simulation_under_the_same_policy(
             running.go()
             digests.add(digest(running))
     server = live_server(recipe)
-    agents = agents_of(recipe, linked(server.address), policy=policy)
+    agents = build_agents(recipe, linked(server.address), policy=policy)
     while not server.runs.finished:
         for agent in agents:
             agent.step(0.0)

@@ -16,7 +16,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, OutOfSpaceError, StateError
 from protofed.common.payload import SiteId
 from protofed.deploy import shipped
-from protofed.deploy.simulation.simulation import agents_of, everything, simulation
+from protofed.deploy.simulation.simulation import build_agents, everything, simulation
 from protofed.server.operator.run_record import overview
 from protofed.server.rounds.aggregation import aggregation
 from protofed.server.rounds.machine.phases import Evaluating
@@ -167,7 +167,7 @@ def test_grpc_ends_where_the_simulation_ends_also_across_a_restart(
         second.go()
         assert end(second.runs, second.ledger, recipe.name) == expected
     server = live_server(recipe)
-    agents = agents_of(recipe, linked(server.address))
+    agents = build_agents(recipe, linked(server.address))
     while not server.runs.finished:
         for agent in agents:
             agent.step(0.0)

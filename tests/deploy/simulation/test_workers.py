@@ -31,7 +31,7 @@ from protofed.common.protocol.messages import Task, TaskKind
 from protofed.deploy import shipped
 from protofed.deploy.simulation.simulation import Simulation, simulation
 from protofed.deploy.simulation.worker import SiteWorker
-from protofed.deploy.simulation.worker_processes import WorkerProcesses, crew_of
+from protofed.deploy.simulation.worker_processes import WorkerProcesses, choose_workers
 from protofed.deploy.simulation.workers import Answer, Beginning, Lost, Work, Workers, WorkResult
 from protofed.server.storage.database import LEDGER_FILE
 
@@ -276,7 +276,7 @@ def test_a_killed_worker_changes_no_row_of_the_ledger(recipe_of: Recipes, tmp_pa
         left = workers_of(os.getpid())
         assert len(left) == 2
     assert workers_of(os.getpid()) == []
-    assert crew_of(1) is None  # one needs no other process
+    assert choose_workers(1) is None  # one needs no other process
     assert rows(tmp_path / "two") == rows(tmp_path / "one")
 
 
@@ -301,7 +301,7 @@ def test_a_simulation_that_ends_takes_its_workers_along_and_goes_on_with_others(
         process.wait()
     wait_for(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
     recipe = shipped.recipe("digits-fedavg", settings)
-    with simulation(recipe, state, crew=crew_of(2)) as running:
+    with simulation(recipe, state, crew=choose_workers(2)) as running:
         more = len(states(running)) + 1
         running.go(until=lambda: len(states(running)) > more)
         found = states(running)

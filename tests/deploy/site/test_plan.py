@@ -25,7 +25,7 @@ from protofed.common.config.tables import Model, NamedOptions
 from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Exchange, Part, TensorSpec, Update
 from protofed.common.protocol.messages import Task, TaskKind
-from protofed.common.secure_aggregation.linear_form import form_of
+from protofed.common.secure_aggregation.linear_form import read_form
 from protofed.deploy import shipped
 from protofed.deploy.cli import main
 from protofed.deploy.simulation.simulation import EVALUATOR, simulation
@@ -462,7 +462,7 @@ def test_a_sum_is_told_by_its_weights_and_sites_and_what_is_sent_back() -> None:
 @pytest.mark.parametrize("method", SUMMABLE)
 def test_what_the_server_sees_of_each_part_is_read_from_the_methods_form(method: str) -> None:
     plain_plan, aggregated = site_plan(small_recipe(method)), site_plan(small_recipe(method, federation=SECURE))
-    form = form_of(client_methods.build(method, {}), method)
+    form = read_form(client_methods.build(method, {}), method)
     rows = {form.rows.part} if form.rows else set()
     in_sums = {*form.means, *rows, *form.mixtures, form.shares}
     for plan in (plain_plan, aggregated):

@@ -9,14 +9,14 @@ from tests.support.half_rounds import model
 from protofed.common import codec
 from protofed.common.payload import Part, Payload, Update, same_tensors
 from protofed.server.methods.mixtures import row
-from protofed.server.methods.site_rows import distance, model_of, row_numbers, rows_of, with_newest, with_rows
+from protofed.server.methods.site_rows import distance, index_rows, pick_model, row_numbers, with_newest, with_rows
 
 
 @pytest.mark.parametrize("part", [Part.PRIVATE, Part.SITE_MODELS])
 def test_new_sites_get_the_next_rows_in_their_order_and_all_others_keep_their_models(part: Part) -> None:
     state = with_newest(model(), [Update("cyd", model(body=3.0)), Update("dan", model(body=4.0))], part)
     state = with_newest(state, [Update(site, model(body=body)) for site, body in (("ann", 1.0), ("dan", 5.0))], part)
-    assert rows_of(state) == {"cyd": 0, "dan": 1, "ann": 2}
+    assert index_rows(state) == {"cyd": 0, "dan": 1, "ann": 2}
     assert state[part]["body.0.weight"].ravel().tolist() == [3.0, 5.0, 1.0]
     assert same_tensors({Part.BODY: state[Part.BODY]}, {Part.BODY: model()[Part.BODY]})
     assert part is Part.PRIVATE or not any(site in name for name in state[part] for site in ("ann", "cyd", "dan"))
@@ -50,10 +50,10 @@ def test_dtypes_stay() -> None:
 def test_a_site_without_a_row_has_the_states_model_and_rows_come_in_their_order_from_a_blob_too() -> None:
     stack = with_rows({}, model(), {0: model(body=5.0)})
     state = {**model(), Part.PRIVATE: {**stack, **row_numbers({"ann": 0})}}
-    assert same_tensors(model_of(state, "ann"), model(body=5.0))
-    assert same_tensors(model_of(state, "bob"), model())
+    assert same_tensors(pick_model(state, "ann"), model(body=5.0))
+    assert same_tensors(pick_model(state, "bob"), model())
     state = {Part.PRIVATE: {**row_numbers({"zoe": 0, "ann": 1, "bob": 2}), "body.x": np.zeros(3)}}
-    assert list(rows_of(codec.decode(codec.encode(state)))) == ["zoe", "ann", "bob"]
+    assert list(index_rows(codec.decode(codec.encode(state)))) == ["zoe", "ann", "bob"]
 
 
 def test_buffers_are_no_distance() -> None:

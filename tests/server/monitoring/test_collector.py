@@ -28,7 +28,7 @@ from protofed.server.operator.run_record import overview, run_record
 from protofed.server.rounds.machine import phases
 from protofed.server.rounds.machine.waiting import WaitReason
 from protofed.server.rounds.scores.model_warnings import ModelWarning, WarningCode
-from protofed.server.rounds.scores.scoring import warnings_of
+from protofed.server.rounds.scores.scoring import find_warnings
 from protofed.server.storage.blobs import BLOBS, MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.reader import LedgerReader
@@ -241,9 +241,9 @@ def test_a_scrape_costs_the_same_however_many_rounds_there_were(
 
     def counted(records: LedgerReader, run: str) -> list[ModelWarning]:
         readings.append(run)
-        return warnings_of(records, run)
+        return find_warnings(records, run)
 
-    monkeypatch.setattr(collector, "warnings_of", counted)
+    monkeypatch.setattr(collector, "find_warnings", counted)
     for _ in range(2):
         assert len(read.series("model_warnings")) == 2 * len(WarningCode)
     assert readings == []

@@ -23,7 +23,7 @@ from protofed.common.monitoring import Monitor
 from protofed.common.payload import Part
 from protofed.common.pki.identity import Party
 from protofed.common.protocol.messages import CHUNK_BYTES, Finished, Telemetry, Verdict
-from protofed.deploy.simulation.simulation import agents_of
+from protofed.deploy.simulation.simulation import build_agents
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.server.metrics import METRICS, NOTIFICATIONS, OPENED, SUM_SECONDS, SUM_SITES, SUM_STEP
 from protofed.server.monitoring.collector import CollectorSources, StateCollector
@@ -130,7 +130,7 @@ def test_what_is_exposed_is_what_is_promised(
     seen = metered(server)
     identity = Authority.make().issue(tmp_path / "site-1", Party.SITE, "site-1")
     server.operation.certificates.register((identity / "cert.pem").read_text(encoding="ascii"))
-    take_turns(agents_of(recipe, linked(server.address)))
+    take_turns(build_agents(recipe, linked(server.address)))
     guest = RawClient(server.address, recipe.name, "guest").enroll()  # no policy: all that can be told is told
     numbers = {name.value: 7.0 for name in Telemetry}
     beat = pb.HeartbeatRequest(caller=guest.caller, run=recipe.name, activity=pb.ACTIVITY_IDLE, telemetry=numbers)

@@ -27,7 +27,7 @@ from protofed.server.rpc.connections import (
     HandshakeCounter,
     PeerConnection,
     endpoint,
-    surplus_of,
+    find_surplus,
 )
 
 ROOM = 64
@@ -93,17 +93,17 @@ def test_a_certificate_keeps_the_connections_that_it_used_last() -> None:
     held = {at(port): PeerConnection(0.0, "ann", called_at=port) for port in range(PER_CERTIFICATE + 3)}
     held[at(0)].calls = 1  # in flight: used now
     held |= {at(port, "10.0.0.2"): PeerConnection(0.0, "bob") for port in range(PER_CERTIFICATE)}
-    assert surplus_of(held, 4096, 1.0) == [at(1), at(2), at(3)]
+    assert find_surplus(held, 4096, 1.0) == [at(1), at(2), at(3)]
 
 
 def test_strangers_of_one_address_have_a_quarter_of_all_have_half_and_the_oldest_go() -> None:
     held = {at(port): PeerConnection(float(-port)) for port in range(20)}
-    assert surplus_of(held, ROOM, 0.0) == [at(16), at(17), at(18), at(19)]
+    assert find_surplus(held, ROOM, 0.0) == [at(16), at(17), at(18), at(19)]
     held = {(f"2001:db8::{port:x}", port): PeerConnection(float(-port)) for port in range(20)}  # one network of 2^64
-    assert len(surplus_of(held, ROOM, 0.0)) == 4
+    assert len(find_surplus(held, ROOM, 0.0)) == 4
     held = {at(port, f"10.0.0.{port}"): PeerConnection(-port / 2) for port in range(40)}
     sites = {at(port, f"10.0.1.{port}"): PeerConnection(-1e6, f"site-{port}") for port in range(40)}
-    assert surplus_of(held | sites, ROOM, 0.0) == sorted(at(port, f"10.0.0.{port}") for port in range(32, 40))
+    assert find_surplus(held | sites, ROOM, 0.0) == sorted(at(port, f"10.0.0.{port}") for port in range(32, 40))
 
 
 def test_the_connections_of_a_port_are_found_and_only_those_named_are_shut() -> None:

@@ -281,7 +281,7 @@ def test_on_a_disk_of_another_machine_nothing_is_mapped(tmp_path: Path, monkeypa
         raise AssertionError(f"{path.name} is mapped")
 
     monkeypatch.setattr("protofed.common.storage.files.mapped", mapped)
-    monkeypatch.setattr("protofed.common.storage.files.network_type_of", lambda _: "nfs4")
+    monkeypatch.setattr("protofed.common.storage.files.find_network_type", lambda _: "nfs4")
     folder = FolderBlobs(tmp_path)
     send(folder, ANN)
     assert sealed(folder, ANN) == folder.view(ADDRESS) == DATA

@@ -71,7 +71,7 @@ def test_a_new_ledger_is_what_the_schema_says(ledger_url: str) -> None:
     with opened(ledger_url) as engine:
         assert differences(engine) == []
         with engine.connect() as connection:
-            assert versions.version_of(connection) == versions.NEWEST
+            assert versions.read_version(connection) == versions.NEWEST
 
 
 def test_a_kept_ledger_is_what_the_schema_says(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_an_older_ledger_becomes_the_newest_and_a_file_is_kept_as_it_was(
     before = dump(path)
     newest = request.getfixturevalue("next_version")
     with opened(f"sqlite:///{path}") as engine, engine.connect() as connection:
-        assert versions.version_of(connection) == newest
+        assert versions.read_version(connection) == newest
         assert [row["more"] for row in connection.execute(text("SELECT more FROM runs")).mappings()] == [None]
     assert dump(path.with_name(f"{path.name}.before-{newest}")) == before
 

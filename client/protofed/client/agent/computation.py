@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from protofed.client.data.site_data import SiteData
-from protofed.client.models.split import SplitModel, dump, load, start_of
+from protofed.client.models.split import SplitModel, choose_start, dump, load
 from protofed.client.policy.update_checks import PolicyRefusedError
 from protofed.client.site import DaemonStatus, PreparedRun, Site, Train, trains_to_its_end
 from protofed.client.state.store import FitOutcome, SiteState
@@ -31,11 +31,11 @@ from protofed.client.training.context import (
     client_state_with_buffers,
     with_own_buffers,
 )
-from protofed.client.training.evaluation import Tally, of_personal, on_local_test, on_test, scores_of
+from protofed.client.training.evaluation import Tally, compute_scores, of_personal, on_local_test, on_test
 from protofed.common import codec
 from protofed.common.config.recipe import Federation
 from protofed.common.failpoint import reach
-from protofed.common.payload import NOT_A_MOVE, Array, Part, Payload, SiteId, Tensors, norm_of, relative_bound
+from protofed.common.payload import NOT_A_MOVE, Array, Part, Payload, SiteId, Tensors, distance_norm, relative_bound
 from protofed.common.protocol.messages import Scores, Task
 from protofed.common.secure_aggregation.score_sums import LARGEST
 
@@ -117,7 +117,7 @@ def fit(work: Computation, base: Payload, status: DaemonStatus, checkpoints: Che
     """
     local = work.run.fit_context(work.site, work.task, work.state, status, checkpoints)
     local.to_its_end = work.to_its_end
-    received = FitStart(start_of(base, local.data.label_frequencies()))
+    received = FitStart(choose_start(base, local.data.label_frequencies()))
     update = train(work.run, work.task, local, with_own_buffers(base, local))
     reach("fit-done")
     client_state = client_state_with_buffers(local, update.payload, work.state.client_state)
@@ -174,7 +174,7 @@ def score(work: Computation, base: Payload, status: DaemonStatus) -> Scores:
     """The scores of a model, by name."""
     run = work.run
     if work.scored is not ScoredModel.GLOBAL:
-        return scores_of(predictions(work, base, status), run.data, run.recipe)
+        return compute_scores(predictions(work, base, status), run.data, run.recipe)
     local = _context(work, status)
     run.method.load_global(local, base)
     return on_test(run.model, run.data, run.recipe, local.check)
@@ -208,8 +208,8 @@ def within_bounds(payload: Payload, base: Payload, rules: Federation) -> Payload
         base: the model that the fit started from.
     """
     moving = {part: tensors for part, tensors in payload.items() if part not in NOT_A_MOVE}
-    most = min(rules.max_update_norm, relative_bound(norm_of(base, {}), rules.max_relative_norm))
-    norm = norm_of(moving, base)
+    most = min(rules.max_update_norm, relative_bound(distance_norm(base, {}), rules.max_relative_norm))
+    norm = distance_norm(moving, base)
     if not norm > most:  # NaN is refused by the policy, by name
         return payload
     scaled = {

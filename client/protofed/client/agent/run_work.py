@@ -29,9 +29,9 @@ from protofed.client.site import (
     PreparedRun,
     Site,
     TaskAbortedError,
+    classify_error,
     is_aggregated,
     prepare,
-    reason_of,
 )
 from protofed.client.state.store import COUNTED, FitOutcome, SiteState
 from protofed.client.training.context import Checkpoints, FitProgress
@@ -221,12 +221,12 @@ class RunWork:
         except ProtocolError as error:
             log.warning("the server does not take this task any more", run=task.run, round=task.round, why=str(error))
         except FORESEEN as error:
-            self.decline(task, reason_of(error), str(error))
+            self.decline(task, classify_error(error), str(error))
         except ProtofedError:
             raise
         except Exception as error:  # from a driver, or a site's own model: decline this task, keep the daemon alive
             log.exception("task failed unforeseen", run=task.run, round=task.round)
-            self.decline(task, reason_of(error), f"{type(error).__name__}: {error}")
+            self.decline(task, classify_error(error), f"{type(error).__name__}: {error}")
         finally:
             self._status.task_id, self._status.activity = "", Activity.IDLE
 

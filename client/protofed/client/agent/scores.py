@@ -25,7 +25,7 @@ from protofed.client.policy.rules import is_own
 from protofed.client.secure_aggregation.steps import SumSteps
 from protofed.client.site import DaemonStatus, PreparedRun, Site, is_aggregated
 from protofed.client.state.store import SiteState
-from protofed.client.training.evaluation import PERSONAL, Tally, scores_of
+from protofed.client.training.evaluation import PERSONAL, Tally, compute_scores
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import StateError
@@ -270,7 +270,7 @@ def answered(
         for prefix, predicted in predictions.items()
         if _is_asked(prefix, predicted, data)
     }
-    scores, aggregated = (scores_of(tallies, data, recipe) for tallies in (predictions, halves))
+    scores, aggregated = (compute_scores(tallies, data, recipe) for tallies in (predictions, halves))
     # In a sum by the half alone: that a site withholds is an answer, too.
     in_sums, outside = (withheld or _tells(tallies) for tallies in (halves, predictions))
     return Answers(scores, {} if outside else scores, aggregated, frozenset(aggregated if in_sums else ()))

@@ -20,7 +20,7 @@ from protofed.client.base_checks.statistics import (
     structure_problem,
 )
 from protofed.client.models.catalogue import first_model
-from protofed.client.models.split import class_models, led_by_controls, load, site_models, start_of
+from protofed.client.models.split import choose_start, class_models, led_by_controls, load, site_models
 from protofed.client.policy.policy import PolicyRefusedError
 from protofed.client.policy.run_limits import step_sum
 from protofed.client.site import PreparedRun, Site, is_aggregated
@@ -76,7 +76,7 @@ class BaseJudge:
             raise PolicyRefusedError("exchange", text, part=Part.SITE_MODELS)
         if not self._site.policy.rules.limits.check_base:
             return
-        version = version_of(task)
+        version = base_version(task)
         key = (task.run, task.base_digest, version == 0)
         if key == self._accepted:
             return
@@ -103,7 +103,7 @@ class BaseJudge:
         """
         if not self._site.policy.rules.limits.check_base or run.recipe.plan.dp is not None or not run.method.sends:
             return None
-        question = task.run, task.base_digest, version_of(task)
+        question = task.run, task.base_digest, base_version(task)
         if self._answered is None or self._answered[0] != question:
             self._answered = question, self._images_problem(run, base, question[2])
         problem = self._answered[1]
@@ -112,7 +112,7 @@ class BaseJudge:
         return problem
 
     def _images_problem(self, run: PreparedRun, base: Payload, version: int) -> BaseProblem | None:
-        start = start_of(base, run.data.label_frequencies())
+        start = choose_start(base, run.data.label_frequencies())
         models = [start, *site_models(base)]
         if Part.CONTROL in base:
             led, problem = self._led(run, base, version)
@@ -204,7 +204,7 @@ def _rate(run: PreparedRun, version: int) -> float:
     return run.recipe.plan.learning_rate(min(version + 1, run.recipe.rounds), run.recipe.rounds)
 
 
-def version_of(task: Task) -> int:
+def base_version(task: Task) -> int:
     """The round that published the task's base, or aggregated it; 0: the first model."""
     return task.round - 1 if task.kind is TaskKind.FIT else task.round
 

@@ -81,7 +81,7 @@ class Listing:
     left_out: Sequence[str] = ()
 
 
-def split_of(name: str) -> Split | None:
+def parse_split(name: str) -> Split | None:
     """The split that a folder's name, or a table's cell, means in any of its usual spellings; None: none."""
     return _SPLIT_NAMES.get(name.casefold())
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
-from protofed.client.data.file_entry import FileEntry, Listing, Split, leaves_root, split_of
+from protofed.client.data.file_entry import FileEntry, Listing, Split, leaves_root, parse_split
 from protofed.client.data.labels import normalise
 from protofed.common.errors import DataError
 
@@ -182,7 +182,7 @@ def _entry(root: Path, name: str, site: str | None, group: str | None, *, has_sp
     *folders, _ = below.split("/")
     if len(folders) < 1 + has_splits:
         return None
-    split: Split | None = split_of(folders[0]) if has_splits else None
+    split: Split | None = parse_split(folders[0]) if has_splits else None
     of_group, of_site = _group(normalise(below), group), None if site is None else normalise(site)
     if of_site is not None and of_group is not None:
         of_group = f"{of_site}/{of_group}"
@@ -196,7 +196,7 @@ def _has_splits(root: Path) -> bool:
     that has nothing beside it and is no `valid`.
     """
     folders = _folders(root)
-    splits = {name: split for name in folders if (split := split_of(name)) is not None}
+    splits = {name: split for name in folders if (split := parse_split(name)) is not None}
     meant = set(splits.values())
     if not splits or (meant == {"val"} and "val" not in splits):
         return False
@@ -220,7 +220,7 @@ def _check_below_classes(root: Path, entries: Sequence[FileEntry]) -> None:
     for entry in entries:
         folders = entry.path.relative_to(root).parts[:-1]
         below = folders[1 + (entry.site is not None) + (entry.split is not None) :]
-        meant |= {split_of(name) for name in below[:1]}
+        meant |= {parse_split(name) for name in below[:1]}
     if {"train", "test"} <= meant:
         raise DataError(
             f"{root} has folders of splits in the folders of classes; expected train and test above, with a folder for "
@@ -231,7 +231,7 @@ def _check_below_classes(root: Path, entries: Sequence[FileEntry]) -> None:
 def _check_sites(root: Path) -> None:
     """Check that the first folders are no splits, and that all of them have splits, or none."""
     sites = sorted(_folders(root))
-    if splits := [name for name in sites if split_of(name) is not None]:
+    if splits := [name for name in sites if parse_split(name) is not None]:
         raise DataError(
             f"{root} has a folder '{splits[0]}' where partition 'column' expects sites; expected SITE/CLASS or "
             "SITE/train/CLASS: move the splits into the folders of the sites"

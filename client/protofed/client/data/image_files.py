@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from protofed.client.data import folder
-from protofed.client.data.file_entry import SPLITS, FileEntry, Listing, Split, leaves_root, split_of
+from protofed.client.data.file_entry import SPLITS, FileEntry, Listing, Split, leaves_root, parse_split
 from protofed.client.data.folder import walk
 from protofed.client.data.labels import LabelMap, normalise
 from protofed.common.config.data import ColumnPartition, Data, data_folder
@@ -218,7 +218,7 @@ def _number(cell: str) -> float | None:
 def _split(cells: Mapping[str, str], optional: Sequence[str], where: str) -> Split | None:
     if "split" not in optional:
         return None
-    if (split := split_of(cells["split"])) is None:
+    if (split := parse_split(cells["split"])) is None:
         raise DataError(f"{where}: its split is none of {', '.join(SPLITS)}")
     return split
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protofed.client.data.file_entry import split_of
+from protofed.client.data.file_entry import parse_split
 from protofed.client.data.partition import Indices, Labels
 from protofed.common.config.data import Data
 from protofed.common.errors import DataError, short
@@ -139,7 +139,7 @@ def _listed(names: Sequence[str], class_names: Sequence[str]) -> str:
 
 def _hint(names: Sequence[str]) -> str:
     """What to do where a label is the name of a split: folders of splits that are none to `folder.read`."""
-    splits = [f"'{short(name)}'" for name in names if split_of(re.split(r"[^a-z]", name.casefold())[0]) is not None]
+    splits = [f"'{short(name)}'" for name in names if parse_split(re.split(r"[^a-z]", name.casefold())[0]) is not None]
     if not splits:
         return ""
     return (

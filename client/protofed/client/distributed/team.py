@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from protofed.client.site import TaskAbortedError, reason_of
+from protofed.client.site import TaskAbortedError, classify_error
 from protofed.common.errors import FailureReason, TaskFailedError
 
 # Statuses; the largest of all ranks decides. FAILED + the position of a reason in REASONS.
@@ -76,7 +76,7 @@ class Team:
         except OtherRankError:
             raise
         except Exception as error:
-            self._exchange_status(_status_of(error))
+            self._exchange_status(_encode_error(error))
             raise
 
     def agree(self, size: int = 0) -> None:
@@ -169,10 +169,10 @@ class Team:
         return [(int(row[0]), int(row[1])) for row in table.tolist()]
 
 
-def _status_of(error: Exception) -> int:
+def _encode_error(error: Exception) -> int:
     if isinstance(error, TaskAbortedError):
         return ABORTED
-    reason = error.reason if isinstance(error, TaskFailedError) else reason_of(error)
+    reason = error.reason if isinstance(error, TaskFailedError) else classify_error(error)
     return FAILED + REASONS.index(reason)
 
 

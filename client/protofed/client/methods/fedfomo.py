@@ -19,10 +19,10 @@ from protofed.client.method import (
     Payload,
     Update,
     client_methods,
+    compute_losses,
     distance,
     dump,
     load,
-    losses_of,
     mixed,
     site_models,
     supervised,
@@ -60,9 +60,9 @@ class FedFomoClient:
         models = site_models(received)[: self.models]
         gains = np.zeros(len(models))
         if models and len(validation):
-            own, *losses = losses_of(local, [received, *models], validation)
+            own, *losses = compute_losses(local, [received, *models], validation)
             gains = first_order(own, losses, [distance(local, received, other) for other in models])
-        start = mixed([received, *models], mixture_of(gains))
+        start = mixed([received, *models], normalised_gains(gains))
         local.start = FitStart(start)
         self.load_global(local, start)
         trained = train(local, lambda x, y: supervised(local, local.model(x), y))
@@ -77,7 +77,7 @@ def first_order(own: float, losses: Sequence[float], distances: Sequence[float])
     return (own - np.asarray(losses)) / (np.asarray(distances) + NEAR)
 
 
-def mixture_of(gains: Array) -> Array:
+def normalised_gains(gains: Array) -> Array:
     """[1 + M], of the own model and the others: max(w_kj, 0), adding up to 1; the own one, if none gains anything."""
     positive = np.maximum(gains, 0.0)
     total = positive.sum()

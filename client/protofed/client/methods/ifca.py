@@ -16,9 +16,9 @@ from protofed.client.method import (
     Payload,
     Update,
     client_methods,
+    compute_losses,
     dump,
     load,
-    losses_of,
     site_models,
     supervised,
     train,
@@ -67,4 +67,4 @@ def _models(received: Payload) -> list[Payload]:
 def _best(local: FitContext, models: list[Payload]) -> int:
     if len(models) == 1 or not len(local.data.train):
         return 0
-    return int(np.argmin(losses_of(local, models, local.data.train)))
+    return int(np.argmin(compute_losses(local, models, local.data.train)))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from protofed.client.models.catalogue import build
-from protofed.client.models.split import MethodHead, SplitModel, blank_head, dump, kind_of, load
+from protofed.client.models.split import MethodHead, SplitModel, blank_head, dump, load, name_head
 from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import CodecError, ConfigError
 from protofed.common.payload import Part, Payload
@@ -20,7 +20,7 @@ class DeployedModel(nn.Module):
 
     Attributes:
         model: body and head, as deployed; only these have trained tensors.
-        head: the kind of the model's head, as of `kind_of`.
+        head: the kind of the model's head, as of `name_head`.
     """
 
     mean: Tensor  # [channels or 1, 1, 1]
@@ -31,7 +31,7 @@ class DeployedModel(nn.Module):
         self.model = model
         if isinstance(model.head, MethodHead):
             self.model.head = model.head.deployed()
-        self.head = kind_of(self.model.head)
+        self.head = name_head(self.model.head)
         self.register_buffer("mean", torch.tensor(images.mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(images.std).view(-1, 1, 1), persistent=False)
         self.eval().requires_grad_(False).to(memory_format=torch.contiguous_format)

@@ -148,7 +148,7 @@ def held(module: nn.Module, tensors: Tensors) -> Callable[[Tensor], Tensor]:
     return compute
 
 
-def start_of(base: Payload, shares: Tensor) -> Payload:
+def choose_start(base: Payload, shares: Tensor) -> Payload:
     """The model that a site's fit starts from: the one that was sent, or its mixture, if class models alone were.
 
     Args:
@@ -163,7 +163,7 @@ def start_of(base: Payload, shares: Tensor) -> Payload:
 
 
 def class_models(base: Payload, classes: int) -> Iterator[Payload]:
-    """The base with each of its class models in the place of part CLASS_MODELS; none where `start_of` mixes none.
+    """The base with each of its class models in the place of part CLASS_MODELS; none where `choose_start` mixes none.
 
     Raises:
         CodecError: as `mixture`.
@@ -453,7 +453,7 @@ class PrototypeHead(MethodHead):
 HEADS: Mapping[str, type[MethodHead]] = {"cosine": CosineHead, "nearest": NearestHead}
 
 
-def kind_of(head: nn.Module) -> str:
+def name_head(head: nn.Module) -> str:
     """The name by which an exported model has its deployed head: `own`, one of HEADS, or the path of a class."""
     kind = type(head)
     path = f"{kind.__module__}:{kind.__qualname__}" if isinstance(head, MethodHead) else OWN
@@ -461,7 +461,7 @@ def kind_of(head: nn.Module) -> str:
 
 
 def blank_head(kind: str, own: nn.Module, allowed: frozenset[str]) -> nn.Module:
-    """A head to load into, of a kind that `kind_of` names.
+    """A head to load into, of a kind that `name_head` names.
 
     Args:
         own: the architecture's.

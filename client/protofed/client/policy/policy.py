@@ -329,7 +329,7 @@ class Policy:
         own = {name: value for name, value in scores.items() if is_own(name) and not private}
         summed = {name: value for name, value in own.items() if score_family(name) in rules.aggregated_metrics}
         leaving = score_sums.summable(names, {**self._named(own), **summed})
-        return ReleasedVector(score_sums.layout_of(names), score_sums.terms_of("", names, leaving), _GATE)
+        return ReleasedVector(score_sums.lay_out_scores(names), score_sums.as_update("", names, leaving), _GATE)
 
     def release_step(self, message: Payload) -> Released:
         """A site's message of a secure aggregation: keys, shares, signatures, or a masked vector.

@@ -31,7 +31,7 @@ from protofed.common.pki.identity import Identity, check_endorsement, endorsed
 from protofed.common.protocol import consortium
 from protofed.common.protocol.consortium import Consortium, Member
 from protofed.common.secure_aggregation.keys import KeyAdvert
-from protofed.common.secure_aggregation.messages import endorsement_of, packed_endorsement
+from protofed.common.secure_aggregation.messages import packed_endorsement, unpack_endorsement
 from protofed.common.storage import files
 from protofed.common.storage.journal import Fact
 
@@ -92,7 +92,7 @@ class Membership:
         return packed_endorsement(None if certified is None else endorsed(certified, public))
 
 
-def membership_of(
+def open_membership(
     state: Path,
     site: SiteId,
     certified: Callable[[], Identity | None],
@@ -114,7 +114,7 @@ def membership_of(
         if (own := certified()) is None:
             return
         try:
-            endorsement = endorsement_of(advert.endorsement)
+            endorsement = unpack_endorsement(advert.endorsement)
         except CodecError as error:
             raise SecureAggregationError("unendorsed", str(error)) from error
         check_endorsement(endorsement, advert.site, advert.identity, own.authorities_pem, now())

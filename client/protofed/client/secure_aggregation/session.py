@@ -22,7 +22,7 @@ from protofed.common.errors import SecureAggregationError
 from protofed.common.payload import Array, Payload, SiteId
 from protofed.common.protocol.messages import SumOf
 from protofed.common.secure_aggregation import keys, masking
-from protofed.common.secure_aggregation.groups import Group, check_own, group_of
+from protofed.common.secure_aggregation.groups import Group, check_own, find_group
 from protofed.common.secure_aggregation.keys import KeyAdvert, Roster, SiteSecrets, SumContext, Vector
 from protofed.common.secure_aggregation.linear_form import SumLayout
 from protofed.common.secure_aggregation.masking import Masks
@@ -32,8 +32,8 @@ from protofed.common.secure_aggregation.messages import (
     SharesMessage,
     SignatureMessage,
     SurvivorsMessage,
-    message_of,
-    payload_of,
+    pack,
+    unpack,
 )
 
 M = TypeVar("M", KeyAdvert, RosterMessage, SharesMessage, SurvivorsMessage, ContributorsMessage)
@@ -106,7 +106,7 @@ def started(
     root = secrets.token_bytes(keys.ROOT_BYTES)
     advert = keys.advertised(SiteSecrets(root, context, site), identity, endorsement)
     facts = (context.run, context.round, context.attempt, context.sum_of)
-    blob = codec.encode(payload_of(advert))
+    blob = codec.encode(pack(advert))
     return Session(*facts, site, context.recipe, context.base, context.vectors, layout, root, blob)
 
 
@@ -159,9 +159,9 @@ def share(
     roster.check_signatures()
     trust([advert for advert in adverts if advert.site != session.site])
     dealt = masking.dealt(session.secrets, roster)
-    payload = payload_of(SharesMessage(masking.sealed(session.secrets, roster, dealt)))
+    payload = pack(SharesMessage(masking.sealed(session.secrets, roster, dealt)))
     own_shares = masking.packed(dealt[session.site])
-    group = group_of(roster.groups, session.site)
+    group = find_group(roster.groups, session.site)
     return replace(session, roster=bytes(blob), group=group, dealt=codec.encode(payload), kept=own_shares), payload
 
 
@@ -175,7 +175,7 @@ def send_flags(session: Session, blob: Buffer, flags: Array, identity: Ed25519Pr
     masks = _masks(session, Vector.CONTRIBUTORS)
     vector = masking.masked(masks, session.secrets, flags)
     signature = masking.signed_vector(masks, vector, identity)
-    return _sends(session, Vector.CONTRIBUTORS, vector), payload_of(SignatureMessage(signature), vector)
+    return _sends(session, Vector.CONTRIBUTORS, vector), pack(SignatureMessage(signature), vector)
 
 
 def open_flags(session: Session, blob: Buffer, flags: Array, fewest: int) -> Array | None:
@@ -214,7 +214,7 @@ def send_values(session: Session, blob: Buffer, numbers: Array) -> tuple[Session
     if Vector.CONTRIBUTORS not in session.vectors:
         session = _with_shares(session, blob)
     vector = masking.masked(_masks(session, Vector.VALUES), session.secrets, numbers)
-    return _sends(session, Vector.VALUES, vector), payload_of(SignatureMessage(b""), vector)
+    return _sends(session, Vector.VALUES, vector), pack(SignatureMessage(b""), vector)
 
 
 def agree(
@@ -235,7 +235,7 @@ def agree(
     """
     message = _message(blob, SurvivorsMessage)
     session = _agreed(session, message.sites, vector, before)
-    return session, payload_of(SignatureMessage(masking.signed(_masks(session, vector), message.sites, identity)))
+    return session, pack(SignatureMessage(masking.signed(_masks(session, vector), message.sites, identity)))
 
 
 def reveal(
@@ -251,7 +251,7 @@ def reveal(
     masks = _masks(session, vector)
     masking.check_signatures(masks, message.sites, message.signatures)
     shares = masking.revealed(masks, message.sites, _all_shares(session))
-    return replace(session, revealed=tuple(sorted({*session.revealed, vector}))), payload_of(shares)
+    return replace(session, revealed=tuple(sorted({*session.revealed, vector}))), pack(shares)
 
 
 def _agreed(session: Session, sites: tuple[SiteId, ...], vector: Vector, before: Sequence[SiteId] | None) -> Session:
@@ -333,4 +333,4 @@ def _roster(session: Session) -> Roster:
 
 
 def _message(blob: Buffer, kind: type[M]) -> M:
-    return message_of(blob, kind)[0]
+    return unpack(blob, kind)[0]

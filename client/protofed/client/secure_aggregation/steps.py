@@ -33,7 +33,7 @@ from protofed.common.protocol.messages import (
 from protofed.common.protocol.scores import ScoreNames
 from protofed.common.secure_aggregation import score_sums
 from protofed.common.secure_aggregation.keys import SumContext, Vector
-from protofed.common.secure_aggregation.linear_form import POINT, SumLayout, form_of
+from protofed.common.secure_aggregation.linear_form import POINT, SumLayout, read_form
 from protofed.common.storage.journal import Fact
 
 log = structlog.get_logger()
@@ -114,7 +114,7 @@ class SumSteps:
             membership, context = self._membership(), self._context(run, task, task.base_digest)
             membership.sessions.wipe_before(task.run, task.round, task.attempt, SumOf.SCORES)
             names = _score_names(run)
-            layout = score_sums.layout_of(names)
+            layout = score_sums.lay_out_scores(names)
             session = steps.started(context, layout, self._site.name, membership.identity, membership.endorsement())
             session = replace(session, scores=score_sums.summable(names, self._aggregated_scores(run, task, scores)))
             membership.sessions.save(session)
@@ -134,7 +134,7 @@ class SumSteps:
     def vector(self, run: PreparedRun, update: Update, base: Payload) -> ReleasedVector:
         """What of an update the policy lets into a sum: asked before the update is staged, and others count on it."""
         with _refusals():
-            layout = SumLayout.of(form_of(run.method, run.recipe.method.name), describe(update.payload), base)
+            layout = SumLayout.of(read_form(run.method, run.recipe.method.name), describe(update.payload), base)
             if clipped := layout.clipped(update, POINT.limit):  # said here alone: the server must not know whose
                 why = f"above {POINT.limit:g}, as in {clipped[0]}: training diverges"
                 log.warning("numbers leave clipped in a sum", run=run.recipe.name, why=why)
@@ -148,7 +148,7 @@ class SumSteps:
             session = self._session(run, task)
             before, (session, payload) = session, self._worked(run, task, session, membership.sessions.opened(session))
             if Vector.VALUES in session.revealed and Vector.VALUES not in before.revealed:
-                membership.record("aggregated", {**_of(session), "sites": list(session.survivors[Vector.VALUES])})
+                membership.record("aggregated", {**_identify(session), "sites": list(session.survivors[Vector.VALUES])})
             membership.sessions.save(session)
             reach(f"sum-{task.kind}")
             return self._site.policy.release_step(payload)
@@ -270,7 +270,7 @@ class SumSteps:
             rows = (flags if classes is None else flags * classes).nonzero()[0]
             sent = [names[row] for row in rows if score_sums.is_score(names[row], session.scores[names[row]])]
             leaving: list[Fact] = [*sent]
-            self._membership().record("masked", {**_of(session), "scores": leaving})
+            self._membership().record("masked", {**_identify(session), "scores": leaving})
             log.info("own scores leave in a sum", run=session.run, round=session.round, scores=leaving)
 
     def _session(self, run: PreparedRun, task: Task) -> Session:
@@ -296,7 +296,7 @@ class SumSteps:
             or not (task.attempt and base)
         ):
             raise SecureAggregationError("out-of-order", f"a {task.kind} task that does not say which sum it is of")
-        rows = task.sum_of is SumOf.SCORES or form_of(run.method, run.recipe.method.name).by_class
+        rows = task.sum_of is SumOf.SCORES or read_form(run.method, run.recipe.method.name).by_class
         vectors = (Vector.CONTRIBUTORS, Vector.VALUES) if rows else (Vector.VALUES,)
         at = (task.run, task.round, task.attempt, task.sum_of)
         return SumContext(*at, Digest(run.recipe.fingerprint()), base, vectors)
@@ -307,7 +307,7 @@ class SumSteps:
         return self.membership
 
 
-def _of(session: Session) -> dict[str, Fact]:
+def _identify(session: Session) -> dict[str, Fact]:
     """Which sum a record of the audit log is of."""
     return {"run": session.run, "round": session.round, "attempt": session.attempt, "sum_of": session.sum_of}
 
@@ -318,7 +318,7 @@ def _check_aggregated(site: Site, run: PreparedRun, task: Task) -> None:
 
 
 def _score_names(run: PreparedRun) -> tuple[str, ...]:
-    return score_sums.names_of(ScoreNames(run.recipe.classes, run.recipe.evaluation.switched_on))
+    return score_sums.list_scores(ScoreNames(run.recipe.classes, run.recipe.evaluation.switched_on))
 
 
 def _fewest(run: PreparedRun, session: Session) -> int:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from protofed.common.config.recipe import DpCost, DpPlan, Plan
 from protofed.common.errors import FailureReason, SecureAggregationError, TaskFailedError
-from protofed.common.payload import Array, Payload, norm_of
+from protofed.common.payload import Array, Payload, distance_norm
 from protofed.common.secure_aggregation.keys import add_mask
 from protofed.common.secure_aggregation.linear_form import MEAN, WEIGHT, SumLayout
 
@@ -155,7 +155,7 @@ def share_std(plan: Plan, round: int, rounds: int, base: Payload) -> float:
     if dp is None or dp.shared_by is None:
         return 0.0
     exact = dp.noise_share(plan.learning_rate(round, rounds), plan.batch_size)
-    rounding = dp.noise_multiplier * _ROUNDING * norm_of(base, {}) / math.sqrt(dp.shared_by)
+    rounding = dp.noise_multiplier * _ROUNDING * distance_norm(base, {}) / math.sqrt(dp.shared_by)
     return _SLACK * exact + rounding
 
 

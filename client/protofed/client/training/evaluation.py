@@ -90,8 +90,8 @@ def scores(tally: Tally, groups: Mapping[str, Sequence[int]] | None = None) -> d
 
     `accuracy` (of the global model on the balanced test set: GM);
     `recall.<c>` of every class that the test set has, and their mean `balanced_accuracy`;
-    for `groups`, as of `groups_of`, the accuracy on each group's test examples, and `groups`, the plain mean over the
-    groups, where all have test examples: FedPRP's Many, Medium, Few and Average.
+    for `groups`, as of `group_classes`, the accuracy on each group's test examples, and `groups`, the plain mean over
+    the groups, where all have test examples: FedPRP's Many, Medium, Few and Average.
     """
     present = tally.totals.nonzero().flatten()  # [P] the classes that the test set has
     recalls = tally.correct[present].double() / tally.totals[present]
@@ -170,7 +170,7 @@ def prefixed(prefix: str, scores: Mapping[str, float]) -> dict[str, float]:
     return {f"{prefix}.{name}": value for name, value in scores.items()}
 
 
-def groups_of(classes: int, order: tuple[int, ...] = ()) -> dict[str, list[int]]:
+def group_classes(classes: int, order: tuple[int, ...] = ()) -> dict[str, list[int]]:
     """FedPRP's groups: `many`, the first 20 % of the classes, `medium`, the next 30 %, and `few`, all others.
 
     Both limits are rounded down, so that of fewer than five classes none is in `many`.
@@ -277,7 +277,7 @@ def of_personal(
     return {PERSONAL: on_shared, **on_own}
 
 
-def scores_of(predictions: Mapping[str, Tally], data: SiteData, recipe: Recipe) -> dict[str, float]:
+def compute_scores(predictions: Mapping[str, Tally], data: SiteData, recipe: Recipe) -> dict[str, float]:
     """`<prefix>.<score>` of predictions by prefix; on the shared test set PM(V) and PM(L), too."""
     values: dict[str, float] = {}
     for prefix, predicted in predictions.items():
@@ -288,5 +288,5 @@ def scores_of(predictions: Mapping[str, Tally], data: SiteData, recipe: Recipe) 
 
 def _scores(predictions: Tally, recipe: Recipe) -> dict[str, float]:
     settings = recipe.evaluation
-    groups = groups_of(recipe.classes, settings.class_order) if settings.frequency_groups else {}
+    groups = group_classes(recipe.classes, settings.class_order) if settings.frequency_groups else {}
     return scores(predictions, groups) | (probabilistic_scores(predictions) if settings.probabilities else {})

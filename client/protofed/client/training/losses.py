@@ -16,7 +16,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_so
 from protofed.client.data.site_data import Examples
 from protofed.client.models.split import load
 from protofed.client.training.context import FitContext
-from protofed.common.payload import Part, Payload, norm_of
+from protofed.common.payload import Part, Payload, distance_norm
 
 Distance: TypeAlias = Literal["euclidean", "cosine", "negated-cosine"]
 TINY = 1e-12
@@ -217,7 +217,7 @@ BATCH = 512  # images at a time, as in evaluation
 WORST = 1e6  # of a cross-entropy: a probability of e^-1000000
 
 
-def losses_of(local: FitContext, models: Iterable[Payload], examples: Examples) -> list[float]:
+def compute_losses(local: FitContext, models: Iterable[Payload], examples: Examples) -> list[float]:
     """The plan's mean loss of each model over these examples, in evaluation mode and without augmentation.
 
     One that is larger than `WORST`, or no number, counts as `WORST`: such a model, of whoever it is, is never the best.
@@ -248,6 +248,6 @@ def losses_of(local: FitContext, models: Iterable[Payload], examples: Examples) 
 def distance(local: FitContext, one: Payload, other: Payload) -> float:
     """||w - w'|| of two models over the parameters of `local.model`; buffers, such as running statistics, are none."""
     names = {Part.BODY: local.model.body.named_parameters(), Part.HEAD: local.model.head.named_parameters()}
-    return norm_of(
+    return distance_norm(
         {part: {name: one[part][name] for name, _ in parameters} for part, parameters in names.items()}, other
     )

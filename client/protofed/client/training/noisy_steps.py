@@ -165,7 +165,7 @@ class NoisySteps:
         self, local: FitContext, state: TrainingState, epochs: int, loss: Loss, regularizer: Callable[[], Tensor] | None
     ) -> None:
         self._local, self._state, self._regularizer = local, state, regularizer
-        self._dp = dp_of(local)
+        self._dp = require_dp(local)
         self._trained = [tensor for optimizer in state.optimizers for tensor in optimizer.trained]
         self._per_example = PerExample(local.model, self._trained, loss)
         units = local.data.train.units
@@ -270,7 +270,7 @@ class NoisySteps:
             torch.cuda.empty_cache()
 
 
-def dp_of(local: FitContext) -> DpContext:
+def require_dp(local: FitContext) -> DpContext:
     """What a fit draws its noise from.
 
     Raises:
@@ -324,7 +324,7 @@ def noisy_means(local: FitContext, of_batch: Callable[[Tensor, Tensor], tuple[Te
     Raises:
         ConfigError, TaskFailedError: as of `noisy_matrix`.
     """
-    bound = dp_of(local).plan.max_feature_norm
+    bound = require_dp(local).plan.max_feature_norm
     values, labels = list[Tensor](), list[Tensor]()
     local.model.eval()
     with torch.no_grad():
@@ -369,7 +369,7 @@ def noisy_matrix(local: FitContext, values: Tensor, labels: Tensor) -> Tensor:
         ConfigError: the plan has no `class_noise_multiplier`, or there is no noise to draw.
         TaskFailedError: the method has not declared this release.
     """
-    dp = dp_of(local)
+    dp = require_dp(local)
     if (multiplier := dp.plan.class_noise_multiplier) is None:
         raise ConfigError("plan.dp.class_noise_multiplier is not set: this method releases class sums")
     release = dp.begin_release()
@@ -387,4 +387,4 @@ def noisy_matrix(local: FitContext, values: Tensor, labels: Tensor) -> Tensor:
 
 def _present(local: FitContext, counts: Tensor) -> Tensor:
     """The classes whose noisy count [C] is enough, as indices [P, 1]."""
-    return ((counts >= dp_of(local).plan.min_noisy_count) & (counts > 0)).nonzero()
+    return ((counts >= require_dp(local).plan.min_noisy_count) & (counts > 0)).nonzero()

@@ -326,7 +326,7 @@ class Calls:
                     self._record(lambda: self._audit.answered(request.call, request.digest, code=code.name))
                 raise
         try:
-            reply, verdict = reply_type.FromString(data), wire.verdict_of(request.call, data)
+            reply, verdict = reply_type.FromString(data), wire.read_verdict(request.call, data)
         except DecodeError as error:
             raise ProtocolError(
                 f"the server's answer to {request.call} cannot be read; its version may differ"

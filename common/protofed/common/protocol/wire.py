@@ -217,7 +217,7 @@ def unpack_receipt(message: pb.Receipt) -> Receipt:
     return Receipt(verdict.unpack(message.verdict), message.reason, read_digest(message.digest), message.record_hash)
 
 
-def verdict_of(call: str, reply: bytes) -> str:
+def read_verdict(call: str, reply: bytes) -> str:
     """The verdict in a serialised answer to the call of this name, for audit logs; empty where there is none."""
     match call:
         case "CommitUpload":

@@ -54,7 +54,7 @@ def summable(groups: Groups, sites: frozenset[SiteId], fewest: int) -> frozenset
     return whole(large(groups, fewest), sites) | (newcomers if len(newcomers) >= fewest else frozenset())
 
 
-def group_of(groups: Groups, site: SiteId) -> Group:
+def find_group(groups: Groups, site: SiteId) -> Group:
     """The site's group; empty: it is in none."""
     return next((group for group in groups if site in group), ())
 
@@ -94,7 +94,7 @@ def check_own(groups: Groups, site: SiteId, pinned: Group | None, fewest: int) -
     Raises:
         SecureAggregationError: it is another one, or too small.
     """
-    own = group_of(groups, site)
+    own = find_group(groups, site)
     if pinned is not None and own != pinned:
         raise SecureAggregationError(
             "other-group",

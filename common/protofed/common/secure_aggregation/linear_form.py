@@ -130,7 +130,7 @@ class SumForm:
         return self.rows is not None or self.shares is not None
 
 
-def form_of(half: object, method: str) -> SumForm:
+def read_form(half: object, method: str) -> SumForm:
     """The linear form of a method's half.
 
     Raises:

@@ -74,13 +74,13 @@ Message: TypeAlias = (
 M = TypeVar("M", bound=Message)
 
 
-def payload_of(message: Message, vector: Array | None = None) -> Payload:
+def pack(message: Message, vector: Array | None = None) -> Payload:
     """A message, and the masked vector [N] uint64 that it is about, as a payload."""
     data = np.frombuffer(_packed(message).SerializeToString(deterministic=True), dtype=np.uint8)
     return {Part.SECURE_AGGREGATION: {MESSAGE: data} if vector is None else {MESSAGE: data, VECTOR: vector}}
 
 
-def message_of(data: Buffer, kind: type[M]) -> tuple[M, Array | None]:
+def unpack(data: Buffer, kind: type[M]) -> tuple[M, Array | None]:
     """What a blob holds: the message, and the vector [N] uint64, if there is one; a view of `data`.
 
     Raises:
@@ -106,7 +106,7 @@ def packed_endorsement(endorsement: Endorsement | None) -> bytes:
     return b"" if endorsement is None else pb.SumEndorsement(**vars(endorsement)).SerializeToString(deterministic=True)
 
 
-def endorsement_of(data: bytes) -> Endorsement:
+def unpack_endorsement(data: bytes) -> Endorsement:
     """What `packed_endorsement` gave.
 
     Raises:

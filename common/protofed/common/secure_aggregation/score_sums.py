@@ -29,7 +29,7 @@ _TABLE = "scores"  # [R, 1], of a part that only the layout has
 FORM = SumForm(rows=ClassRows(Part.SECURE_AGGREGATION, (Part.SECURE_AGGREGATION, _TABLE)))
 
 
-def names_of(names: ScoreNames) -> tuple[str, ...]:
+def list_scores(names: ScoreNames) -> tuple[str, ...]:
     """The scores that trainers of a run may have, sorted: rows of its sums. Classes too many for a sum are left out."""
     own = [name for name in (*FAMILIES, LOSS) if name == LOSS or FAMILIES[name].role is Role.TRAINER]
     rows = [row for name in own for row in ([name] if name == LOSS else names.spelled(name))]
@@ -37,7 +37,7 @@ def names_of(names: ScoreNames) -> tuple[str, ...]:
     return tuple(sorted(rows if len(rows) <= MAX_ROWS else whole))
 
 
-def layout_of(names: Sequence[str]) -> SumLayout:
+def lay_out_scores(names: Sequence[str]) -> SumLayout:
     """Where the sums of these scores stand in a vector."""
     return SumLayout.of(FORM, (), {Part.SECURE_AGGREGATION: {_TABLE: np.zeros((len(names), 1))}})
 
@@ -54,8 +54,8 @@ def summable(names: Sequence[str], scores: Scores) -> dict[str, float]:
     }
 
 
-def terms_of(site: str, names: Sequence[str], scores: Scores) -> Update:
-    """A site's terms of the sums, as an update of `layout_of`; the scores are `summable`."""
+def as_update(site: str, names: Sequence[str], scores: Scores) -> Update:
+    """A site's terms of the sums, as an update of `lay_out_scores`; the scores are `summable`."""
     rows = {str(row): name for row, name in enumerate(names) if name in scores}
     table = {row: np.array([scores[name]]) for row, name in rows.items()}
     return Update(site, {Part.SECURE_AGGREGATION: table})
@@ -81,7 +81,7 @@ def opened(names: Sequence[str], total: Array) -> dict[str, Spread]:
 
     A score that a site withheld, by a random number in its place, is left out: the round has none.
     """
-    sums = layout_of(names).named(POINT.decoded(total))
+    sums = lay_out_scores(names).named(POINT.decoded(total))
     return {
         name: Spread(mean, None, None, sites)
         for name, count, (total,) in zip(names, sums[COUNTS], sums[ROWS], strict=True)
@@ -89,10 +89,10 @@ def opened(names: Sequence[str], total: Array) -> dict[str, Spread]:
     }
 
 
-def total_of(names: Sequence[str], by_site: Iterable[Scores]) -> Array:
+def simulate_total(names: Sequence[str], by_site: Iterable[Scores]) -> Array:
     """The total [N] uint64 that the masked vectors of these sites' scores open to, for a simulation, which has them."""
-    layout = layout_of(names)
-    terms = [terms_of("", names, summable(names, scores)) for scores in by_site]
+    layout = lay_out_scores(names)
+    terms = [as_update("", names, summable(names, scores)) for scores in by_site]
     flags = [layout.flags(update) for update in terms]
     classes = np.sum(flags, axis=0) >= CONTRIBUTORS
     words = [layout.words(update, POINT, classes) for update in terms]

@@ -160,7 +160,7 @@ def network_type(path: PurePath, mounts: str) -> str | None:
     return kind if kind in NETWORK else None
 
 
-def network_type_of(path: Path) -> str | None:
+def find_network_type(path: Path) -> str | None:
     """`network_type` on this machine; None where mounts cannot be read."""
     try:
         mounts = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")

@@ -112,7 +112,7 @@ def issue(
     from protofed.deploy.cli import certs_output
 
     options = {Party.SITE: site, Party.OPERATOR: operator, Party.SERVER: server_name}
-    party = Local(*certs_output.party_of(options), identity, tuple(host or ()))
+    party = Local(*certs_output.choose_party(options), identity, tuple(host or ()))
     roles = check_roles(party.party, role or ())
     check_issue(party.folder, party.party, party.name, party.hosts)
     output = certs_output.Output(as_json)
@@ -199,9 +199,9 @@ def request(
     """
     from protofed.common.pki.identity import Party
     from protofed.deploy.certs.lifecycle import request
-    from protofed.deploy.cli.certs_output import Output, party_of
+    from protofed.deploy.cli.certs_output import Output, choose_party
 
-    party, name = party_of({Party.SITE: site, Party.OPERATOR: operator, Party.SERVER: server})
+    party, name = choose_party({Party.SITE: site, Party.OPERATOR: operator, Party.SERVER: server})
     _write_request(request(identity, party, name, host or ()), identity, out, Output(as_json))
 
 
@@ -255,7 +255,7 @@ def sign(
     from protofed.deploy.certs.request import check_addressee, read_request
     from protofed.deploy.cli import certs_output
 
-    party, name = certs_output.party_of({Party.SITE: site, Party.OPERATOR: operator, Party.SERVER: server_name})
+    party, name = certs_output.choose_party({Party.SITE: site, Party.OPERATOR: operator, Party.SERVER: server_name})
     roles = check_roles(party, role or ())  # before anything is signed
     to_sign = read_request(files.read(request), str(request))
     check_addressee(to_sign, party, name, str(request))

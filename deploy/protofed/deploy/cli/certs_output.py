@@ -115,7 +115,7 @@ def register(signed: Bundle, path: Path, registration: Registration, to: Connect
         again = f"protofed certs register {path}{registration.options}"
         raise type(error)(f"not registered: {error}; try again with `{again}`") from error
     output.say(f"registered at {to.server} as {' and '.join(info.roles)}: {signed.certificate}")
-    output.say(f"key: {row_of(signed).key_code}")
+    output.say(f"key: {as_row(signed).key_code}")
     return list(info.roles)
 
 
@@ -137,7 +137,7 @@ def install_certificate(
     return installed
 
 
-def party_of(options: Mapping[Party, str | None]) -> tuple[Party, str]:
+def choose_party(options: Mapping[Party, str | None]) -> tuple[Party, str]:
     """The one party that the options name.
 
     Raises:
@@ -149,7 +149,7 @@ def party_of(options: Mapping[Party, str | None]) -> tuple[Party, str]:
     return parties[0]
 
 
-def row_of(bundle: Bundle) -> CertRow:
+def as_row(bundle: Bundle) -> CertRow:
     """The bundle's certificate as a row of a list."""
     from protofed.deploy.certs import table
 
@@ -162,7 +162,7 @@ def plain(bundle: Bundle) -> dict[str, Any]:
 
     now = datetime.now(UTC)
     authorities = [table.of_ca(authority).plain(now) for authority in bundle.authorities]
-    return {**row_of(bundle).plain(now), "authorities": authorities}
+    return {**as_row(bundle).plain(now), "authorities": authorities}
 
 
 def plain_request(request: Request) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def plain_request(request: Request) -> dict[str, Any]:
 
 def dates(bundle: Bundle) -> str:
     """Whose certificate it is, until when, and the code of its key."""
-    row = row_of(bundle)
+    row = as_row(bundle)
     return f"{bundle.certificate}, valid until {day(row.not_after)}, key {row.key_code}"
 
 

@@ -147,10 +147,10 @@ def approve(
     Example: `protofed client approve lesions --state state --policy policy.toml`
     """
     from protofed.deploy.site import orders
-    from protofed.deploy.site.offered_runs import recipe_of
+    from protofed.deploy.site.offered_runs import parse_offer
 
-    offer = orders.approvals_of(state).offer(run)
-    _show_plan(plan_view(recipe_of(offer), policy, examples=examples, offer=offer, state=state))
+    offer = orders.open_approvals(state).offer(run)
+    _show_plan(plan_view(parse_offer(offer), policy, examples=examples, offer=offer, state=state))
     about = f"run {offer.run}, recipe {offer.digest[:16]}…, offered {offer.at}"
     if not yes:
         confirm(f"Take part in {about}?")
@@ -180,7 +180,7 @@ def runs(state: State, as_json: AsJson = False) -> None:
     from protofed.deploy.site import offered_runs, orders
     from protofed.deploy.site.partners import PartnersView
 
-    rows = offered_runs.all_runs(orders.approvals_of(state))
+    rows = offered_runs.all_runs(orders.open_approvals(state))
     if as_json:
         print_json(rows)
         return
@@ -191,7 +191,7 @@ def runs(state: State, as_json: AsJson = False) -> None:
             say(line)
     reads = Partners(state).problem(required=False) or PartnersView.of(state).who_reads(3)
     say(textwrap.fill(f"in runs with secure aggregation: {reads}", max(console.width, 60), subsequent_indent="  "))
-    if (pause := orders.pause_of(state).current()) is not None:
+    if (pause := orders.open_pause(state).current()) is not None:
         say(f"this site is {pause}: it takes no task of any run")
 
 
@@ -261,7 +261,7 @@ def _leave(run: str, state: Path, *, yes: bool) -> None:
         word = "left" if took_part else "denied"
         say(f"{word}: run {offer.run}; nothing more of it leaves this site, until `protofed client approve`")
 
-    approvals = orders.approvals_of(state)
+    approvals = orders.open_approvals(state)
     offer = approvals.offer(run)
     if orders.is_out(approvals, offer):
         say(f"this site was out of run {offer.run} already")

@@ -137,7 +137,7 @@ def compare(
     if dry_run:
         search_args = chosen, request.grid, request.tune_by, request.tuned_on, rounds, out
         planned_jobs = (
-            tuning.search(*search_args)[1] if tune else experiment.jobs_of(chosen, request.seeds, rounds, out)
+            tuning.search(*search_args)[1] if tune else experiment.plan_jobs(chosen, request.seeds, rounds, out)
         )
         for job in planned_jobs:
             check_simulation(job.recipe, device=device)

@@ -109,12 +109,12 @@ def _metrics(folder: Path) -> str:
 
 def _report(folder: Path) -> str:
     """The line about the report, or why there is none: the demo succeeds without it."""
-    from protofed.deploy.cli.report import run_record_of
+    from protofed.deploy.cli.report import read_run_record
 
     try:
         from protofed.deploy.report.report import write_report
 
-        path = write_report(run_record_of(folder / SERVER, RECIPES[0]), folder / "report.html")
+        path = write_report(read_run_record(folder / SERVER, RECIPES[0]), folder / "report.html")
     except (ModuleNotFoundError, ProtofedError) as error:
         return f"  (no report.html: {error})\n"
     return f"  {path.name:<18} report of {RECIPES[0]}: open it in a browser\n"

@@ -55,12 +55,12 @@ def init_client(
     """
     from protofed.common.config.data import SOURCES
     from protofed.deploy import shipped
-    from protofed.deploy.templates.new import NewSite, check_free, layout_of, write_new
+    from protofed.deploy.templates.new import NewSite, check_free, describe_layout, write_new
 
     site = _named(bundle, site) or _ask("--site", "This site's id (a-z, 0-9, '-'; as the coordinator calls it)")
     server = server or _ask("--server", "Address of the coordinator's server (host:port)")
     data = data or _ask("--data", f"Layout of the data ({', '.join(SOURCES)})", "folder")
-    if root is None and (usual := layout_of(data)["root"]):
+    if root is None and (usual := describe_layout(data)["root"]):
         root = _ask("--root", "Where they are", usual)
     policy = policy or _ask("--policy", "Policy (standard, strict, open)", "standard")
     text = shipped.named("policy", policy).read_text(encoding="utf-8")

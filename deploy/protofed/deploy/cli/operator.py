@@ -186,9 +186,9 @@ def rollback(
 
     Example: `protofed runs rollback lesions 71`
     """
-    from protofed.deploy.operator.rollback import SITES_GO, rollback_of
+    from protofed.deploy.operator.rollback import SITES_GO, plan_rollback
 
-    planned = rollback_of(operator, run, to)
+    planned = plan_rollback(operator, run, to)
     planned.check(force=force, by="give --force")
     if not yes:
         now, back = _where(operator, run), planned.rounds_back

@@ -41,7 +41,7 @@ def report(
     Example: `protofed report RUN --out report.html`
     """
     if state is not None:
-        run_record = run_record_of(state, run)
+        run_record = read_run_record(state, run)
     elif run is None:
         raise ConfigError("name a run from `protofed runs list`, or a folder with --state")
     else:
@@ -53,7 +53,7 @@ def report(
     say(f"{path}: {path.stat().st_size / 1e3:,.0f} kB")
 
 
-def run_record_of(folder: Path, run: str | None) -> dict[str, Any]:
+def read_run_record(folder: Path, run: str | None) -> dict[str, Any]:
     """The run record of one run in a state folder.
 
     Args:

@@ -158,10 +158,10 @@ def _crew(workers: int | None, ray: str | None, device: str) -> NewCrew | None:
     """The workers of a simulation: processes of this machine, or actors of a Ray cluster."""
     from protofed.deploy.experiments.ray_node import set_up
     from protofed.deploy.progress import usable_cores
-    from protofed.deploy.simulation.worker_processes import crew_of
+    from protofed.deploy.simulation.worker_processes import choose_workers
 
     if ray is None:
-        return crew_of(workers or 1)
+        return choose_workers(workers or 1)
     set_up(ray, device)
     from protofed.deploy.experiments.ray_workers import RayWorkers
 

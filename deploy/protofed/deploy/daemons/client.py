@@ -324,11 +324,11 @@ def _site(
 
 def _membership(settings: ClientSettings, identity: LiveIdentity | None, audit: ClientAudit) -> Membership:
     """What the site takes into secure aggregation; its identity is made at the daemon's first start."""
-    from protofed.client.secure_aggregation.partners import membership_of
+    from protofed.client.secure_aggregation.partners import open_membership
 
     certified = lambda: None if identity is None else identity.current()  # noqa: E731
     record, institution = audit.secure_aggregation, settings.institution
-    return membership_of(settings.state, settings.site, certified, record=record, institution=institution)
+    return open_membership(settings.state, settings.site, certified, record=record, institution=institution)
 
 
 def _log_start(settings: ClientSettings, identity: LiveIdentity | None) -> None:

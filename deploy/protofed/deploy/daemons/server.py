@@ -51,7 +51,7 @@ log = structlog.get_logger()
 ADDRESS_FILE = "address"  # in the state folder: host:port, which is not known before if the port is 0
 
 
-def recipes_of(settings: ServerSettings, assignments: Sequence[str]) -> list[Recipe]:
+def read_recipes(settings: ServerSettings, assignments: Sequence[str]) -> list[Recipe]:
     """The recipes that a server's settings name, each with the same overrides.
 
     Args:
@@ -75,7 +75,7 @@ def checked(settings: ServerSettings, assignments: Sequence[str]) -> tuple[list[
     plugins.allow(settings.plugins)
     check_connection(settings.listen, settings.identity, settings.plaintext)
     identity = None if settings.identity is None else LiveIdentity(settings.identity, Party.SERVER)
-    return recipes_of(settings, assignments), identity
+    return read_recipes(settings, assignments), identity
 
 
 def run_server(

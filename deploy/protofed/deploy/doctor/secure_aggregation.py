@@ -131,14 +131,14 @@ class SiteSums:
         from protofed.client.models.catalogue import device_model
         from protofed.client.models.split import dump
         from protofed.client.policy.policy import PolicyRefusedError
-        from protofed.common.secure_aggregation.linear_form import form_of
+        from protofed.common.secure_aggregation.linear_form import read_form
 
         rules, recipe = self.policy.rules, self.recipe()
         if recipe is None:
             return f"policy secure = {rules.secure}, with no run to compare it with (--recipe names one)"
         name, options = recipe.method.name, recipe.method.options
         method = client_methods.build(name, options, rules.plugins)
-        form = form_of(method, name) if recipe.federation.secure else None
+        form = read_form(method, name) if recipe.federation.secure else None
         try:
             if form is not None:
                 self.policy.admit_group(recipe.federation.sum_group)

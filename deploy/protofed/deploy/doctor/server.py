@@ -21,7 +21,7 @@ from protofed.common.pki.certificate import Party, read_certificate
 from protofed.common.pki.identity import Identity, read_identity
 from protofed.common.protocol.messages import Role
 from protofed.common.secure_aggregation.groups import Groups
-from protofed.common.storage.files import network_type_of
+from protofed.common.storage.files import find_network_type
 from protofed.deploy.daemons import server as server_process
 from protofed.deploy.doctor import machine
 from protofed.deploy.doctor.checks import Check, CheckFailedError, CheckSkippedError
@@ -34,7 +34,7 @@ from protofed.server.rpc import server as serving
 from protofed.server.rpc.memory_guard import memory_limit
 from protofed.server.storage import database as engine
 from protofed.server.storage import recovery, schema
-from protofed.server.storage.reader import SEALED, groups_of, query_of_groups
+from protofed.server.storage.reader import SEALED, query_of_groups, read_groups
 
 LIBRARIES = ("grpcio", "numpy", "sqlalchemy", "cryptography")
 T = TypeVar("T")
@@ -139,7 +139,7 @@ class ServerDoctor:
 
     def check_recipes(self) -> str:
         """Each recipe can be queued: done with a ledger in memory, as the server does it with its own."""
-        recipes = server_process.recipes_of(self.settings, self.assignments)
+        recipes = server_process.read_recipes(self.settings, self.assignments)
         if not recipes:
             raise CheckSkippedError("none are given; `protofed runs start` starts runs")
         with ExitStack() as resources:
@@ -149,7 +149,7 @@ class ServerDoctor:
     def check_secure_aggregation(self) -> str:
         """Whether enough sites are registered for the recipes that have secure aggregation."""
         recipes = [
-            each for each in server_process.recipes_of(self.settings, self.assignments) if each.federation.secure
+            each for each in server_process.read_recipes(self.settings, self.assignments) if each.federation.secure
         ]
         if not recipes:
             raise CheckSkippedError("no recipe has them")
@@ -163,7 +163,7 @@ class ServerDoctor:
         """Writable and on a local disk, and whether a server runs on it."""
         state = self.settings.state
         message = machine.writable(state)
-        if (kind := network_type_of(state)) and not self.settings.ledger:
+        if (kind := find_network_type(state)) and not self.settings.ledger:
             raise CheckFailedError(
                 "state-on-network", f"{state} is on a network file system ({kind}): SQLite loses writes there"
             )
@@ -183,7 +183,7 @@ class ServerDoctor:
         where = "the database" if self.settings.ledger else f"{self._file}"
         if not self.settings.ledger and not self._file.exists():
             return f"{where} will be made"
-        version = self._ledger(engine.version_of)
+        version = self._ledger(engine.read_version)
         if version is None:
             return f"{where} can be reached, and is empty: a ledger will be made"
         if version != engine.NEWEST:
@@ -268,7 +268,7 @@ class ServerDoctor:
         if not self.settings.ledger and not self._file.exists():
             return ()
         try:
-            return self._ledger(lambda connection: groups_of(connection.execute(query_of_groups()).all()))
+            return self._ledger(lambda connection: read_groups(connection.execute(query_of_groups()).all()))
         except (ProtofedError, CheckFailedError):
             return ()
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from protofed.common.codec import Digest, digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.tables import StrictModel
-from protofed.common.plugins import PluginKind, path_of
+from protofed.common.plugins import PluginKind, find_path
 
 # Of what reads the numbers off a run only itself counts: it imports what shows them, too.
 ROOTS = ("protofed.deploy.simulation.simulation", "protofed.deploy.simulation.worker")
@@ -56,7 +56,7 @@ class CodeDigest(StrictModel):
         return [name for ours, theirs in pairs for name in sorted(ours | theirs) if ours.get(name) != theirs.get(name)]
 
 
-def code_of(recipe: Recipe) -> CodeDigest:
+def digest_code(recipe: Recipe) -> CodeDigest:
     """The digest of the code that would compute a job of this recipe now."""
     plugins = _plugins(recipe)
     closure = _Closure({"protofed", *(name.partition(".")[0] for name in plugins)})
@@ -76,11 +76,11 @@ class InstalledCode:
         self._known: dict[tuple[str | None, ...], CodeDigest] = {}
 
     def of(self, recipe: Recipe) -> CodeDigest:
-        """See `code_of`."""
+        """See `digest_code`."""
         data = (None, None) if recipe.data is None else (recipe.data.source, recipe.data.partition.kind)
         key = (recipe.method.name, recipe.model.name, *data)
         if key not in self._known:
-            self._known[key] = code_of(recipe)
+            self._known[key] = digest_code(recipe)
         return self._known[key]
 
 
@@ -201,7 +201,7 @@ def _plugins(recipe: Recipe) -> list[str]:
     kinds = {PluginKind.METHOD: recipe.method.name, PluginKind.MODEL: recipe.model.name}
     if recipe.data is not None:
         kinds |= {PluginKind.DATASET: recipe.data.source, PluginKind.PARTITION: recipe.data.partition.kind}
-    paths = (path_of(kind, name) for kind, name in kinds.items())
+    paths = (find_path(kind, name) for kind, name in kinds.items())
     return [path.partition(":")[0] for path in paths if path is not None]
 
 

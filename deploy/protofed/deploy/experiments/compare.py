@@ -16,12 +16,12 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, RunFailedError, count, unknown
 from protofed.common.storage import files
 from protofed.deploy.experiments.code_digest import InstalledCode, shown
-from protofed.deploy.experiments.curves import Curves, curves_of, draw
+from protofed.deploy.experiments.curves import Curves, collect_curves, draw
 from protofed.deploy.experiments.experiment import (
     ExperimentContents,
     ExperimentJob,
     Result,
-    jobs_of,
+    plan_jobs,
     read_contents,
     refuse_foreign,
     write_contents,
@@ -45,7 +45,7 @@ class CompareRequest:
     """What the command line asks for.
 
     Attributes:
-        seeds, rounds: as in `jobs_of`.
+        seeds, rounds: as in `plan_jobs`.
         at_once: jobs side by side; None: as many as there are cores to be used, for the workers of each.
         ray: address of the Ray cluster that runs the jobs, `auto`, or `local`; None: processes of this machine do.
         gpus_per_job: of the cluster, for each job.
@@ -81,7 +81,7 @@ class CompareRequest:
 
     @property
     def tuned_on(self) -> Sequence[int] | None:
-        """The seeds of the search, as in `jobs_of`."""
+        """The seeds of the search, as in `plan_jobs`."""
         return self.seeds if self.tune_seeds is None else self.tune_seeds
 
 
@@ -136,7 +136,7 @@ def report(request: CompareRequest, page: MakePage | None = None) -> None:
     comparison = Comparison.of(results, _options(contents, results, request))
     for suffix, written in FORMATS.items():
         files.write(request.out / f"table.{suffix}", written(comparison).encode(), files.PUBLIC)
-    curves = curves_of(comparison.results)
+    curves = collect_curves(comparison.results)
     draw(curves, request.out)
     if page is not None:
         files.write(request.out / PAGE, page(comparison, curves, _command(contents, request)).encode(), files.PUBLIC)
@@ -228,7 +228,7 @@ def _run_all(recipes: Sequence[Recipe], request: CompareRequest) -> tuple[dict[E
         if failed:
             return failed, len(tried)
         compared, folders = tuned(recipes, outcome(tuning, request.out))
-    jobs = jobs_of(compared, request.seeds, request.rounds, request.out, folders)
+    jobs = plan_jobs(compared, request.seeds, request.rounds, request.out, folders)
     _prepare(jobs, contents.model_copy(update={"jobs": tuple(job.name for job in jobs)}), request)
     return _run(jobs, request), len(jobs)
 

@@ -68,7 +68,7 @@ def _stem(score: str, axis: Axis) -> str:
     return "-".join(["curve", score.replace(".", "-"), *([] if axis is ROUNDS else [axis.key])])
 
 
-def curves_of(results: Mapping[str, Sequence[Result]]) -> list[Curves]:
+def collect_curves(results: Mapping[str, Sequence[Result]]) -> list[Curves]:
     """One for each family of scores that the results have; of the papers' scores over bytes and epochs, too.
 
     Not where a round is the same step for all recipes: the curves over rounds say as much.

@@ -185,7 +185,7 @@ class ExperimentJob:
         return cls(parse_json(text, Recipe, str(folder / _RECIPE)), folder)
 
 
-def jobs_of(
+def plan_jobs(
     recipes: Sequence[Recipe],
     seeds: Sequence[int] | None,
     rounds: int | None,

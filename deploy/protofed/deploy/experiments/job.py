@@ -27,12 +27,12 @@ from protofed.common.storage import files
 from protofed.common.version import VERSION
 from protofed.deploy import logs
 from protofed.deploy.daemons.signals import stoppable
-from protofed.deploy.experiments.code_digest import CodeDigest, code_of
+from protofed.deploy.experiments.code_digest import CodeDigest, digest_code
 from protofed.deploy.experiments.experiment import SECONDS, ExperimentJob, Result, RoundTraffic
 from protofed.deploy.progress import usable_cores
 from protofed.deploy.simulation.run_tables import status
 from protofed.deploy.simulation.simulation import NewCrew, Simulation, held_out_scores, simulation
-from protofed.deploy.simulation.worker_processes import crew_of
+from protofed.deploy.simulation.worker_processes import choose_workers
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.rows import UpdateRow, one_a_site
 
@@ -51,7 +51,7 @@ def run_job(
         StateError: the folder is in use, or its state is another recipe's or other code's.
         RunFailedError: the run failed.
     """
-    code = code_of(job.recipe)
+    code = digest_code(job.recipe)
     job.begin(code)
     clock = _Stopwatch(job.folder / SECONDS)
     report(0, "loading")
@@ -60,7 +60,7 @@ def run_job(
         if running.runs.failed:
             job.write_failure(why := f"{running.runs.failed[0]}{running.refused}")
             raise RunFailedError(f"run failed: {why}; remove {job.folder} to begin it again")
-        job.write_result(result_of(running, clock.seconds, code, machine_class(device)))
+        job.write_result(collect_result(running, clock.seconds, code, machine_class(device)))
 
 
 def _go(running: Simulation, clock: _Stopwatch, report: Callable[[int, str], None]) -> None:
@@ -123,7 +123,7 @@ def main(folder: Path, device: str, workers: int) -> None:
                 ExperimentJob.claimed(folder),
                 pick_device(device),
                 lambda rounds_done, doing: _say(done=rounds_done, doing=doing),
-                crew_of(workers),
+                choose_workers(workers),
             )
             sys.exit(0)
         except ProtofedError as error:
@@ -135,7 +135,7 @@ def main(folder: Path, device: str, workers: int) -> None:
     sys.exit(1)  # asked to stop
 
 
-def result_of(running: Simulation, seconds: float, code: CodeDigest, machine: str) -> Result:
+def collect_result(running: Simulation, seconds: float, code: CodeDigest, machine: str) -> Result:
     """The result of a run that has ended well.
 
     Args:

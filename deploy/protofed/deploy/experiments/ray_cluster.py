@@ -25,7 +25,7 @@ from protofed.common.config.recipe import parse_json
 from protofed.common.errors import ConfigError, UnavailableError
 from protofed.common.storage import files
 from protofed.common.version import VERSION
-from protofed.deploy.experiments.code_digest import code_of
+from protofed.deploy.experiments.code_digest import digest_code
 from protofed.deploy.experiments.experiment import RESULT, ExperimentJob, Result
 from protofed.deploy.experiments.jobs import JobProgress
 from protofed.deploy.experiments.ray_node import DATA, LOCAL, NodeOrder, NodeResult, carry_out, resources
@@ -232,7 +232,7 @@ class Tasks:
         self._mark(job).touch()
         order = NodeOrder(
             protofed=VERSION,
-            code=code_of(job.recipe).whole,
+            code=digest_code(job.recipe).whole,
             recipe=job.recipe.model_dump_json(),
             folder=job.folder.absolute(),
             mark=self._mark(job).name,

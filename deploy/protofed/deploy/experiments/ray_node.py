@@ -19,9 +19,9 @@ from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.config.tables import StrictModel
 from protofed.common.errors import ConfigError
-from protofed.common.storage.files import network_type_of
+from protofed.common.storage.files import find_network_type
 from protofed.common.version import VERSION, install_hint
-from protofed.deploy.experiments.code_digest import code_of
+from protofed.deploy.experiments.code_digest import digest_code
 from protofed.deploy.experiments.experiment import LOG, RESULT, ExperimentJob
 from protofed.deploy.experiments.jobs import Worker
 from protofed.deploy.progress import end
@@ -117,14 +117,14 @@ def carry_out(order: str, report: Callable[[int, str], None]) -> str:
             failed=failed,
             run_failed=ExperimentJob.claimed(folder).failure(),
             result=None if failed else (folder / RESULT).read_text(encoding="utf-8"),
-            log=_end_of(folder / LOG),
+            log=_read_end(folder / LOG),
         ).model_dump_json()
 
 
 def _refusal(order: NodeOrder) -> str | None:
     if order.protofed != VERSION:
         return f"protofed {VERSION} is there, not {order.protofed}"
-    if code_of(parse_json(order.recipe, Recipe, "the recipe")).whole != order.code:
+    if digest_code(parse_json(order.recipe, Recipe, "the recipe")).whole != order.code:
         return "other code is there: another state of protofed or of a plug-in, or libraries of other versions"
     return None
 
@@ -133,7 +133,7 @@ def _refusal(order: NodeOrder) -> str | None:
 def _folder(order: NodeOrder) -> Iterator[Path]:
     """The caller's, on a disk of this machine; else one of the node's own, which is removed."""
     here = (order.folder / order.mark).exists() and os.access(order.folder, os.W_OK)
-    if here and network_type_of(order.folder) is None:
+    if here and find_network_type(order.folder) is None:
         yield order.folder
         return
     recipe = parse_json(order.recipe, Recipe, "the recipe")
@@ -158,7 +158,7 @@ def _run(folder: Path, order: NodeOrder, report: Callable[[int, str], None], in_
     return failure
 
 
-def _end_of(log: Path) -> str:
+def _read_end(log: Path) -> str:
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - _LOG_BYTES))
         return file.read().decode(errors="replace")

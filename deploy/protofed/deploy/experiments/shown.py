@@ -109,7 +109,7 @@ def setting(trial: Trial) -> str:
     return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in trial.settings.values())
 
 
-def sample_of(result: Result) -> str:
+def describe_sample(result: Result) -> str:
     """`a stratified 2,000 of 10,000`: images that sites' own models were scored on; empty: all of the shared ones."""
     most, of = result.recipe.evaluation.personal_test_images, result.test_images
     if most is None or most >= of:
@@ -152,7 +152,7 @@ def _sampled(comparison: Comparison) -> str:
     """On how many of the shared test images sites' own models were scored, where not on all."""
     by_sample: dict[str, list[str]] = {}
     for label, results in comparison.results.items():
-        for text in {sample_of(result) for result in results}:
+        for text in {describe_sample(result) for result in results}:
             by_sample.setdefault(text, []).append(label)
     of = {text: "" if len(by_sample) == 1 else f" ({', '.join(labels)})" for text, labels in by_sample.items()}
     return "".join(f" Sites' own models: on {text} test images{of[text]}." for text in by_sample if text)

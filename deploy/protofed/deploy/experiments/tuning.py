@@ -17,7 +17,14 @@ from typing import Any
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, RunFailedError
 from protofed.common.protocol.scores import JUDGED_BY
-from protofed.deploy.experiments.experiment import Candidate, ExperimentJob, Tuning, jobs_of, read_values, with_settings
+from protofed.deploy.experiments.experiment import (
+    Candidate,
+    ExperimentJob,
+    Tuning,
+    plan_jobs,
+    read_values,
+    with_settings,
+)
 from protofed.deploy.experiments.summary import Summary, TableColumn, check_metric, named, summarise
 
 FRACTION = 0.2  # of the training images, where a recipe says none
@@ -117,7 +124,7 @@ def search(
     tried = [(recipe, values, with_settings(_validated(recipe), values)) for recipe in recipes for values in settings]
     for score in by:
         check_metric(score, [recipe for _, _, recipe in tried])
-    jobs = jobs_of(
+    jobs = plan_jobs(
         [one for _, _, one in tried], seeds, rounds, out, {one.name: PREFIX + one.name for _, _, one in tried}
     )
     candidates = tuple(

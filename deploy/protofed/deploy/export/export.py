@@ -113,7 +113,7 @@ def export(request: ExportRequest) -> Exported:
         files[WEIGHTS] = save(flat, facts.strings())
     if request.format in ("onnx", "both"):
         files[GRAPH] = formats.to_onnx(built.model, built.recipe.input, facts.strings())
-        difference = formats.difference(built.model, built.recipe.input, formats.answer_of(files[GRAPH]))
+        difference = formats.difference(built.model, built.recipe.input, formats.run_onnx(files[GRAPH]))
     if not request.dry_run:
         model_folder.write(request.out, facts, files, card(facts, files, difference, run, _chosen(request)))
     sizes: dict[str, int] = {name: len(data) for name, data in files.items()}

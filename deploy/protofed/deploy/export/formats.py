@@ -118,7 +118,7 @@ def to_onnx(model: DeployedModel, images: Input, metadata: Mapping[str, str]) ->
     return bytes(proto.SerializeToString(deterministic=True))
 
 
-def answer_of(data: bytes) -> Answer:
+def run_onnx(data: bytes) -> Answer:
     """What ONNX Runtime makes of pixels by an ONNX file.
 
     Raises:

@@ -60,7 +60,7 @@ class Images(Protocol):
         """
 
 
-def images_of(path: Path, input_: Input) -> Images:
+def read_images(path: Path, input_: Input) -> Images:
     """The images of a folder (searched recursively, without hidden files) or of an .npz.
 
     Args:

@@ -26,8 +26,8 @@ from protofed.deploy.audit.reader import LogReader, Message
 from protofed.deploy.run_view import BestSnapshot, RunView
 from protofed.deploy.state_folder import open_state
 from protofed.server.operator.downloads import published
-from protofed.server.operator.run_record import best_of, run_record
-from protofed.server.rounds.context import recipe_of
+from protofed.server.operator.run_record import find_best, run_record
+from protofed.server.rounds.context import read_recipe
 
 if TYPE_CHECKING:
     from protofed.deploy.operator.connection import Operator
@@ -72,13 +72,13 @@ def of_folder(folder: Path, run: str, round: int | None = None) -> PublishedStat
         sums = opened.ledger.score_sums(name, number).get(number, {})
         view = RunView(run_record(opened.ledger, opened.blobs, name))
     assert row is not None  # noqa: S101  (`opened.run` found it)
-    return PublishedState(recipe_of(row), number, address, codec.decode(data), scores, view, sums)
+    return PublishedState(read_recipe(row), number, address, codec.decode(data), scores, view, sums)
 
 
 def best_in(folder: Path, run: str) -> BestSnapshot | None:
     """The best round of a run in a state folder; None: no round has a score that judges it. Errors as `of_folder`."""
     with open_state(folder) as opened:
-        best = best_of(opened.ledger, opened.blobs, opened.run(run))
+        best = find_best(opened.ledger, opened.blobs, opened.run(run))
     return None if best is None else BestSnapshot(**best)
 
 
@@ -87,7 +87,7 @@ def recipe_in(folder: Path, run: str) -> Recipe:
     with open_state(folder) as opened:
         row = opened.ledger.run(opened.run(run))
     assert row is not None  # noqa: S101  (`opened.run` found it)
-    return recipe_of(row)
+    return read_recipe(row)
 
 
 def of_server(operator: Operator, run: str, round: int | None = None) -> PublishedState:

@@ -22,7 +22,7 @@ from protofed.common.payload import Part, Payload, SiteId, Tensors
 from protofed.deploy.export.kept_states import Base, KeptRound, PublishedState
 from protofed.deploy.simulation.simulation import EVALUATOR
 from protofed.server.method import ClasswiseMethod, sent, server_methods
-from protofed.server.rounds.context import method_of, round_context
+from protofed.server.rounds.context import build_method, round_context
 
 KINDS = "global, class:N or personal"
 
@@ -65,7 +65,7 @@ def global_model(published: PublishedState, allowed: frozenset[str] = frozenset(
     Raises:
         ConfigError: the method has no global model, or the architecture cannot be built here.
     """
-    recipe, half = published.recipe, method_of(published.recipe)
+    recipe, half = published.recipe, build_method(published.recipe)
     if not half.global_model:
         by_class = "--model class:N for a class's, or " if isinstance(half, ClasswiseMethod) else ""
         raise ConfigError(f"method {recipe.method.name} has no global model; take {by_class}--model personal at a site")
@@ -80,7 +80,7 @@ def class_model(published: PublishedState, c: int, allowed: frozenset[str] = fro
     Raises:
         ConfigError: the method has no models by class, or the run has no such class.
     """
-    recipe, half = published.recipe, method_of(published.recipe)
+    recipe, half = published.recipe, build_method(published.recipe)
     if not isinstance(half, ClasswiseMethod):
         having = " and ".join(name for name in server_methods if hasattr(server_methods.get(name), "class_model"))
         raise ConfigError(f"method {recipe.method.name} has no models by class; of protofed's only {having} do")
@@ -126,7 +126,7 @@ def personal_model(
 
 def sent_to(published: PublishedState, site: SiteId) -> Payload:
     """The payload that the server sends to a site for a state."""
-    return sent(method_of(published.recipe), published.state, site)
+    return sent(build_method(published.recipe), published.state, site)
 
 
 class _Context(FitContext):
@@ -205,7 +205,7 @@ def _client_half(recipe: Recipe) -> ClientMethod:
 
 def _first_broadcast(recipe: Recipe, model: SplitModel, site: SiteId) -> Payload:
     """What a site is sent in round 1 of a run that begins with this model."""
-    half, weights = method_of(recipe), {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
+    half, weights = build_method(recipe), {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
     return sent(half, half.init(weights, round_context(recipe, 0, recipe.federation.min_sites)), site)
 
 

@@ -26,7 +26,7 @@ from protofed.common.plugins import PluginKind, is_plugin
 from protofed.common.storage.files import TEMPORARY, write_error
 from protofed.common.version import install_hint
 from protofed.deploy.export import model_folder
-from protofed.deploy.export.images import UnreadableFile, batches, images_of
+from protofed.deploy.export.images import UnreadableFile, batches, read_images
 from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelContents, check_strings, read_file
 from protofed.deploy.progress import progress
 
@@ -208,7 +208,7 @@ def predict(request: PredictRequest) -> Predicted:
     shape, names = spec.input.shape, spec.classes
     runtime = chosen(request.model, contents, request.runtime, request.device)
     answer = predictor(request.model, contents, runtime, request.device, request.allowed)
-    images = images_of(request.images, spec.input)
+    images = read_images(request.images, spec.input)
     result = Predicted(runtime)
     with _table(request.out) as file, progress("predicting", len(images), "images", visible=request.visible) as bar:
         table = CsvTable(file)

@@ -13,14 +13,14 @@ import structlog
 from matplotlib.figure import Figure
 
 from protofed.client.method import client_methods
-from protofed.client.training.evaluation import groups_of
+from protofed.client.training.evaluation import group_classes
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Part
 from protofed.deploy.experiments.experiment import ExperimentJob, Result, read_contents
 from protofed.deploy.experiments.summary import named, summarise
 from protofed.deploy.figures.finished_run import FinishedRun, embedded, open_run
-from protofed.deploy.figures.matrices import draw_prototypes, draw_shares, read_groups, shares_of
+from protofed.deploy.figures.matrices import draw_prototypes, draw_shares, read_groups, read_shares
 from protofed.deploy.figures.plane import (
     MAX_EXAMPLES,
     by_angle,
@@ -28,7 +28,7 @@ from protofed.deploy.figures.plane import (
     draw_angles,
     draw_tsne,
     inputs_plane,
-    names_of,
+    name_classes,
 )
 from protofed.deploy.plots import COLOURS, framed, percent, save, titled
 from protofed.deploy.progress import progress
@@ -95,7 +95,7 @@ def _of_each_run(runs: Sequence[FinishedRun], groups: str | None) -> Iterator[tu
             grouped = read_groups(groups, source, len(run.state[Part.PROTOTYPES]["mean"]))
             yield f"prototypes-{run.label}", draw_prototypes(run, grouped)
         if Part.CLASS_SHARES in run.state and isinstance(run.server_half, ClasswiseMethod):
-            yield f"norms-{run.label}", draw_shares(shares_of(run), run.title)
+            yield f"norms-{run.label}", draw_shares(read_shares(run), run.title)
 
 
 def _of_features(runs: Sequence[FinishedRun]) -> Iterator[tuple[str, Figure]]:
@@ -106,7 +106,7 @@ def _of_features(runs: Sequence[FinishedRun]) -> Iterator[tuple[str, Figure]]:
     if flat:
         yield "directions", draw_angles(inputs_plane(flat[0][1]), [by_angle(run, test) for run, test in flat])
     if deep:
-        yield "tsne", draw_tsne([by_neighbours(run, test) for run, test in deep], names_of(deep[0][0]))
+        yield "tsne", draw_tsne([by_neighbours(run, test) for run, test in deep], name_classes(deep[0][0]))
 
 
 def _of_groups(runs: Sequence[FinishedRun]) -> Iterator[tuple[str, Figure]]:
@@ -158,7 +158,7 @@ def group_recalls(scores: Mapping[str, float], classes: int, order: tuple[int, .
     recalls = {c: scores[name] for c in range(classes) if (name := f"global.recall.{c}") in scores}
     if len(recalls) < classes:
         return {}
-    groups = {**groups_of(classes, order), "all": list(range(classes))}
+    groups = {**group_classes(classes, order), "all": list(range(classes))}
     return {name: float(np.mean([recalls[c] for c in members])) for name, members in groups.items() if members}
 
 
@@ -185,7 +185,7 @@ def ablation(results: Sequence[Result], option: str, metric: str) -> Ablation:
     by_value: dict[float, list[float]] = {}
     for result, of_run in zip(results, summaries, strict=True):
         if (score := column.read(of_run)) is not None:
-            by_value.setdefault(option_of(result.recipe, option), []).append(score)
+            by_value.setdefault(read_option(result.recipe, option), []).append(score)
     if len(by_value) < 2:
         raise ConfigError(
             f"the runs have {option} = {', '.join(map(str, by_value)) or 'none'}; expected several values"
@@ -193,7 +193,7 @@ def ablation(results: Sequence[Result], option: str, metric: str) -> Ablation:
     return Ablation(option, metric, sorted(by_value), [by_value[value] for value in sorted(by_value)], column.percent)
 
 
-def option_of(recipe: Recipe, option: str) -> float:
+def read_option(recipe: Recipe, option: str) -> float:
     """A number of the recipe, or of its method's defaults.
 
     Raises:

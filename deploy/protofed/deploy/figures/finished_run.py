@@ -25,7 +25,7 @@ from protofed.common.protocol.scores import spreads
 from protofed.deploy.experiments.experiment import ExperimentJob
 from protofed.deploy.simulation.simulation import EVALUATOR, simulation, site_names
 from protofed.server.method import ServerMethod, sent, server_methods
-from protofed.server.rounds.context import method_of
+from protofed.server.rounds.context import build_method
 from protofed.server.storage.database import LEDGER_FILE
 
 
@@ -50,7 +50,7 @@ class FinishedRun:
     @property
     def server_half(self) -> ServerMethod:
         """Of the run's method."""
-        return method_of(self.recipe)
+        return build_method(self.recipe)
 
     @property
     def title(self) -> str:

@@ -127,7 +127,7 @@ def first_prototypes(run: FinishedRun) -> Array:
     ]
 
 
-def shares_of(run: FinishedRun) -> Shares:
+def read_shares(run: FinishedRun) -> Shares:
     """Of a run with class models; sites whose updates never counted are left out."""
     half, classes = run.server_half, range(run.recipe.classes)
     assert isinstance(half, ClasswiseMethod)  # noqa: S101  (asked for such runs)

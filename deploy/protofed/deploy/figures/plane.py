@@ -110,7 +110,7 @@ def inputs_plane(embedding: Embedded) -> Plane | None:
     return Plane("test points", embedding.inputs.reshape(-1, 2), embedding.labels, {})
 
 
-def names_of(run: FinishedRun) -> list[str]:
+def name_classes(run: FinishedRun) -> list[str]:
     """Of the run's classes."""
     return class_names(run.recipe)
 

@@ -54,7 +54,7 @@ class Rollback:
         )
 
 
-def rollback_of(operator: Operator, run: str, text: str) -> Rollback:
+def plan_rollback(operator: Operator, run: str, text: str) -> Rollback:
     """What `rollback RUN ROUND` would do.
 
     Args:

@@ -185,7 +185,7 @@ class Program:
 
 
 class Shell:
-    """Makes the answers of one program. Handlers reach it as `shell_of(request)`."""
+    """Makes the answers of one program. Handlers reach it as `find_shell(request)`."""
 
     def __init__(self, program: Program, access: PageAccess) -> None:
         self.program, self.access = program, access
@@ -269,20 +269,20 @@ def application(program: Program, access: PageAccess) -> Guard:
     return Guard(app, access, refused)  # around all, so that no answer lacks its headers, not even of a crash
 
 
-def shell_of(request: Request) -> Shell:
+def find_shell(request: Request) -> Shell:
     """The shell that a request came through."""
     shell = request.app.state.shell
     assert isinstance(shell, Shell)  # noqa: S101  (narrows what Starlette keeps as Any)
     return shell
 
 
-def form_of(request: Request) -> Mapping[str, str]:
+def read_form(request: Request) -> Mapping[str, str]:
     """The form that a POST sent, as the guard has checked it; fields that were left empty are empty."""
     form: dict[str, str] = request.state.form
     return {name: value.strip() for name, value in form.items()}
 
 
-def secret_of(request: Request, name: str) -> str:
+def read_secret_field(request: Request, name: str) -> str:
     """A field of the form as it was typed, blanks and all; empty: there is none."""
     form: dict[str, str] = request.state.form
     return form.get(name, "")
@@ -290,7 +290,7 @@ def secret_of(request: Request, name: str) -> str:
 
 def _enter(request: Request) -> Response:
     """Exchange the token of the printed address for the session: its cookie, and the path that leads to its pages."""
-    shell = shell_of(request)
+    shell = find_shell(request)
     session = shell.access.redeem(request.query_params.get("token", ""))
     if session is None:
         return shell.error(

@@ -25,7 +25,7 @@ from protofed.deploy.progress import progress
 from protofed.deploy.run_view import BestSnapshot, best_sentence, warning_lines
 from protofed.deploy.simulation.simulation import NewCrew, held_out_scores, simulation
 from protofed.deploy.tables import BOXED, Column, terminal
-from protofed.server.operator.run_record import Overview, best_of, overview
+from protofed.server.operator.run_record import Overview, find_best, overview
 from protofed.server.rounds.machine.phases import (
     Aggregating,
     Collecting,
@@ -37,7 +37,7 @@ from protofed.server.rounds.machine.phases import (
     Summing,
 )
 from protofed.server.rounds.scores.model_warnings import ModelWarning
-from protofed.server.rounds.scores.scoring import warnings_of
+from protofed.server.rounds.scores.scoring import find_warnings
 
 
 class RunLine(NamedTuple):
@@ -165,8 +165,8 @@ def simulate_with_progress(
     ):
         bar.say("making the model")
         running.go(on_task=lambda: bar.to(*status(running.run.phase, recipe.rounds)))
-        view, best = overview(running.ledger, recipe.name), best_of(running.ledger, running.blobs, recipe.name)
-        warnings, refused = warnings_of(running.ledger, recipe.name), running.refused
+        view, best = overview(running.ledger, recipe.name), find_best(running.ledger, running.blobs, recipe.name)
+        warnings, refused = find_warnings(running.ledger, recipe.name), running.refused
         assert view is not None  # noqa: S101  (it was just run)
         held_out = {} if view.failed else held_out_scores(running)
         bar.to(view.round, view.phase)  # which may be fewer than planned

@@ -38,7 +38,7 @@ from protofed.deploy.simulation.sites import TRAINED, DirectLink, TrainingLog, s
 from protofed.deploy.simulation.workers import Beginning, Block, Crew, Workers
 from protofed.server.access.certificates import Certificates
 from protofed.server.method import joined, sent
-from protofed.server.rounds.context import method_of, open_server
+from protofed.server.rounds.context import build_method, open_server
 from protofed.server.rounds.machine.phases import Collecting, Evaluating, Phase
 from protofed.server.rounds.machine.waiting import Waiting, WaitReason
 from protofed.server.rounds.queue import RunQueue
@@ -197,7 +197,7 @@ def aggregated_here(policy: Policy) -> Policy:
     return Policy(policy.rules.model_copy(update=changes))
 
 
-def agents_of(
+def build_agents(
     recipe: Recipe,
     connect: Callable[[SiteId, frozenset[Role]], Link],
     store: Callable[[SiteId], Store] | None = None,
@@ -213,7 +213,7 @@ def agents_of(
     Args:
         connect: makes the link of a site with its roles.
         store: makes the store of a site; None: in memory.
-        data: the result of `data_of`, if the caller already has it.
+        data: the result of `load_data`, if the caller already has it.
         policy: of the sites, without what `simulated` removes; None: `everything`. The evaluator, which holds no
             site's data, always has `everything`.
         remote: computes for all of them; None: this process does.
@@ -224,7 +224,7 @@ def agents_of(
         ConfigError: the recipe has no [data], or names an unknown method, model or option.
         DataError: its data cannot be loaded, or the evaluator has nothing to refine models on and the method needs it.
     """
-    half, data = client_methods.build(recipe.method.name, recipe.method.options), data or data_of(recipe)
+    half, data = client_methods.build(recipe.method.name, recipe.method.options), data or load_data(recipe)
     if refining(half) is not None:
         data[EVALUATOR].for_refining()
 
@@ -247,7 +247,7 @@ def _sites(
     policy: Policy | None,
     train: Train,
 ) -> list[Site]:
-    """Simulated sites with these data; the arguments as of `agents_of`."""
+    """Simulated sites with these data; the arguments as of `build_agents`."""
     on_device = device or torch.device("cpu")
     unrestricted = everything(recipe)
     site_policy = unrestricted if policy is None else simulated(policy)
@@ -276,7 +276,7 @@ def simulation(
     policy: Policy | None = None,
     crew: NewCrew | None = None,
 ) -> Iterator[Simulation]:
-    """Open a simulation of a recipe; `sites` as in `data_of`, `policy` as in `agents_of`.
+    """Open a simulation of a recipe; `sites` as in `load_data`, `policy` as in `build_agents`.
 
     Args:
         state: folder that keeps the simulation; an unfinished run in it continues. None: in memory.
@@ -317,7 +317,7 @@ def simulation(
             beginning = Beginning(recipe=recipe.model_dump_json(), plugins=allowed, device=where, data=contents)
             workers = Workers(hired, beginning, blobs.get, training.note)
         violations: dict[SiteId, str] = {}
-        agents = agents_of(
+        agents = build_agents(
             recipe,
             lambda name, roles: DirectLink(runs, blobs, name, roles),
             store,
@@ -339,7 +339,7 @@ def site_names(count: int) -> list[SiteId]:
     return [f"site-{number:0{width}d}" for number in range(1, count + 1)]
 
 
-def data_of(recipe: Recipe, sites: Sequence[SiteData] | None = None) -> dict[SiteId, SiteData]:
+def load_data(recipe: Recipe, sites: Sequence[SiteData] | None = None) -> dict[SiteId, SiteData]:
     """The data of the evaluator (first) and of every site that takes part, by name.
 
     Args:
@@ -355,7 +355,7 @@ def data_of(recipe: Recipe, sites: Sequence[SiteData] | None = None) -> dict[Sit
 def _all_data(
     recipe: Recipe, sites: Sequence[SiteData] | None
 ) -> tuple[dict[SiteId, SiteData], dict[SiteId, SiteData]]:
-    """As `data_of`, and the data of the sites that are held out."""
+    """As `load_data`, and the data of the sites that are held out."""
     if sites is not None:
         test = SiteData.for_scoring(sites[0].test, recipe.input, recipe.classes)
     elif recipe.data is None:
@@ -396,7 +396,7 @@ def held_out_scores(running: Simulation) -> dict[SiteId, Scores]:
 
 def _after_training(recipe: Recipe, site: Site, state: Payload, round: int) -> Scores:
     offered = Assignment(recipe.name, recipe.wire(), preprocessing_digest=recipe.preprocessing_digest())
-    half, run = method_of(recipe), prepare(site, offered)
+    half, run = build_method(recipe), prepare(site, offered)
     base = codec.encode(sent(half, state, site.name))
     task = Task(TaskKind.FIT, recipe.name, round, f"held-out-{site.name}", codec.digest(base), len(base), 0.0)
     computation = Computation(site.name, run, task, SiteState(), site.policy.rules.min_images_per_unit)

@@ -23,7 +23,7 @@ from protofed.client.agent.task_tools import decode_base
 from protofed.client.data.shared import Memory, Shared
 from protofed.client.data.site_data import SiteData
 from protofed.client.device import pick_device
-from protofed.client.method import client_methods, dp_cost_of
+from protofed.client.method import client_methods, compute_dp_cost
 from protofed.client.models.catalogue import device_model
 from protofed.client.site import DaemonStatus, DpSource, PreparedRun, train_alone
 from protofed.client.state.store import FitOutcome, SiteState
@@ -89,7 +89,9 @@ class SiteWorker:
         return _of_fit(work, outcome, status.throughput.examples)
 
     def _noise(self, recipe: Digest) -> DpSource:
-        return DpSource(SIMULATED_SECRET, dp_cost_of(self._method, self._recipe.method.name, self._recipe.plan), recipe)
+        return DpSource(
+            SIMULATED_SECRET, compute_dp_cost(self._method, self._recipe.method.name, self._recipe.plan), recipe
+        )
 
     def _data(self, site: SiteId) -> SiteData:
         if site not in self._placed:

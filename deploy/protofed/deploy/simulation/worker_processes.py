@@ -85,6 +85,6 @@ class WorkerProcesses:
         return _Process(ours, process)
 
 
-def crew_of(workers: int) -> Callable[[Block], Crew] | None:
+def choose_workers(workers: int) -> Callable[[Block], Crew] | None:
     """The `crew` of a `simulation` with so many worker processes; a single one is the simulation's own process."""
     return partial(WorkerProcesses, workers) if workers > 1 else None

@@ -16,7 +16,7 @@ from protofed.deploy.site.plan_request import asked, printable, short_plan
 _INDENT = "  "
 
 
-def recipe_of(offer: Offer) -> Recipe:
+def parse_offer(offer: Offer) -> Recipe:
     """The recipe of an offer, checked.
 
     Raises:
@@ -34,7 +34,7 @@ def offered_run(approvals: Approvals, offer: Offer) -> dict[str, Any]:
     row: dict[str, Any] = {"run": offer.run, "offered": offer.at, "recipe": offer.digest, "cohort": offer.min_cohort}
     row |= {"approval": status.value, **_decided(status, record), "first_task": approvals.first_task_at(offer.run)}
     try:
-        recipe = recipe_of(offer)
+        recipe = parse_offer(offer)
     except ConfigError as error:
         unusable = f"cannot be used: {short(printable(str(error)), 300)}"
         return {**row, "method": "", "model": "", "plan": "", "rounds": 0, "approval": unusable}

@@ -112,7 +112,7 @@ def _write_lines(state: Path, decisions: Decisions) -> bool:
 LONGEST_REASON = 300
 
 
-def approvals_of(state: Path) -> Approvals:
+def open_approvals(state: Path) -> Approvals:
     """The approvals of a site.
 
     Raises:
@@ -122,7 +122,7 @@ def approvals_of(state: Path) -> Approvals:
     return Approvals(state / FOLDER)
 
 
-def pause_of(state: Path) -> SitePause:
+def open_pause(state: Path) -> SitePause:
     """The pause of a site."""
     return SitePause(state / FILE)
 
@@ -140,7 +140,7 @@ def approve(state: Path, offer: Offer) -> Noticed:
         StateError: it cannot be written.
     """
     act_as_owner(state)
-    approvals_of(state).approve(offer, user_name())
+    open_approvals(state).approve(offer, user_name())
     return _record(state, Act.APPROVE, offer)
 
 
@@ -171,7 +171,7 @@ def leave(state: Path, offer: Offer, announce: Callable[[bool], object] = lambda
         As `approve`.
     """
     act_as_owner(state)
-    approvals = approvals_of(state)
+    approvals = open_approvals(state)
     took_part = approvals.took_part(offer.run)
     approvals.deny(offer, user_name(), took_part=took_part)
     announce(took_part)
@@ -191,7 +191,7 @@ def pause(
         As `approve`.
     """
     act_as_owner(state)
-    new_pause = pause_of(state).begin(user_name(), end)
+    new_pause = open_pause(state).begin(user_name(), end)
     announce(new_pause)
     until = "" if end is None else stamp(end)
     words = short(reason, LONGEST_REASON)
@@ -208,7 +208,7 @@ def resume(state: Path, announce: Callable[[Pause], object] = lambda _: None) ->
         As `approve`.
     """
     act_as_owner(state)
-    if (ended := pause_of(state).end()) is None:
+    if (ended := open_pause(state).end()) is None:
         return None
     announce(ended)
     return record(state, Decision(Act.RESUME, stamp(utc_now()), user_name()))

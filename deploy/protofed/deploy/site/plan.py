@@ -30,7 +30,7 @@ from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Exchange, Part, Payload, Tensors, TensorSpec, Update, describe
 from protofed.common.plugins import PluginKind, is_plugin
 from protofed.common.protocol.scores import MAJORITY, RELIABILITY, SCORES
-from protofed.common.secure_aggregation.linear_form import SumLayout, Sums, form_of
+from protofed.common.secure_aggregation.linear_form import SumLayout, Sums, read_form
 from protofed.deploy.site.partners import NOBODY, PartnersView
 from protofed.deploy.site.plan_request import asked, broken, still_open, withheld
 from protofed.deploy.site.privacy import PrivacyPlan, privacy_plan
@@ -38,7 +38,7 @@ from protofed.deploy.site.privacy import plain as plain_privacy
 from protofed.deploy.site.server_view import ServerView, server_view
 from protofed.server.method import RoundContext, ServerMethod, SummableMethod, refining, sent, server_methods
 from protofed.server.rounds.context import round_context
-from protofed.server.rounds.secure_aggregation.totals import layout_of
+from protofed.server.rounds.secure_aggregation.totals import lay_out
 
 WORD_BYTES = np.dtype(np.uint64).itemsize  # of a number under masks
 
@@ -150,7 +150,7 @@ def site_plan(
     sites = recipe.federation.min_sites  # how many there will be is not known here
     first = server.init(model, round_context(recipe, 0, sites))
     expected = server.expects(first)
-    layout = layout_of(server, first) if recipe.federation.secure and form_of(client, name) else None
+    layout = lay_out(server, first) if recipe.federation.secure and read_form(client, name) else None
     # Such updates are aggregated below: they say what the server half sends from round 2 on.
     weight = 1.0 if expected.weight else None
     update = Update("site", _update_of_ones(itertools.chain(expected.required, expected.optional)), weight=weight)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from protofed.client.method import ClientMethod, client_methods, dp_cost_of
+from protofed.client.method import ClientMethod, client_methods, compute_dp_cost
 from protofed.client.policy.dp_accountant import (
     DELTA,
     Events,
@@ -81,11 +81,11 @@ def privacy_plan(
         delta: where there is no budget, which names one.
 
     Raises:
-        ConfigError: as of `dp_cost_of`.
+        ConfigError: as of `compute_dp_cost`.
     """
     if (dp := recipe.plan.dp) is None:
         return None
-    cost = dp_cost_of(half, recipe.method.name, recipe.plan)
+    cost = compute_dp_cost(half, recipe.method.name, recipe.plan)
     events = round_events(dp, cost)
     at = delta if budget is None else budget.delta
     before = () if spent is None else spent.events()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part
-from protofed.common.secure_aggregation.linear_form import SumForm, form_of
+from protofed.common.secure_aggregation.linear_form import SumForm, read_form
 from protofed.server.rounds.machine.rules import min_cohort
 
 NOTHING = "Nothing: it leaves in no sum."
@@ -61,7 +61,7 @@ def server_view(recipe: Recipe, half: object, parts: Iterable[Part], reads: str)
     """
     secure = recipe.federation.secure
     try:
-        form = form_of(half, recipe.method.name)
+        form = read_form(half, recipe.method.name)
     except ConfigError as error:
         if secure:
             raise

@@ -122,7 +122,7 @@ def survey_arrays(data: Data, class_names: Sequence[str], on_image: Callable[[],
     return Survey(images, ignored, unmapped, rows.__getitem__)
 
 
-def _format_of(path: Path) -> tuple[str, tuple[int, int] | None]:
+def _read_format(path: Path) -> tuple[str, tuple[int, int] | None]:
     """Format, width and height from a file's header, without decoding it; empty and None if it cannot be read."""
     try:
         return _header(path) if path.is_file() else ("", None)  # opening a pipe would never end
@@ -163,9 +163,9 @@ def _of_file(item: IndexedFile, input_: Input) -> SurveyedImage:
     try:
         pixels = decode_file(item.path, input_)
     except UnreadableImageError as error:
-        stored_as, size = _format_of(item.path)
+        stored_as, size = _read_format(item.path)
         return replace(image, problem=str(error), format=stored_as, size=size)
-    return _with_pixels(image, pixels, _format_of(item.path))
+    return _with_pixels(image, pixels, _read_format(item.path))
 
 
 def _with_pixels(image: SurveyedImage, pixels: Pixels, stored_as: tuple[str, tuple[int, int] | None]) -> SurveyedImage:

@@ -56,7 +56,7 @@ class NewSite:
         Raises:
             ConfigError: an answer that no settings file may have, with what was expected.
         """
-        layout, host = layout_of(self.source), host_and_port(self.server)
+        layout, host = describe_layout(self.source), host_and_port(self.server)
         example = '# label_map = { "Melanoma" = "mel", "Naevus" = "nv" }'
         pairs = ", ".join(f"{_text(own)} = {_text(of_run)}" for own, of_run in self.label_map.items())
         keys = _filled(
@@ -101,7 +101,7 @@ def layouts() -> dict[str, dict[str, str]]:
     return texts
 
 
-def layout_of(source: str) -> dict[str, str]:
+def describe_layout(source: str) -> dict[str, str]:
     """What is said of the layout of a source of data: an entry of `layouts`.
 
     Raises:

@@ -18,7 +18,7 @@ from protofed.server.method import (
     server_methods,
 )
 from protofed.server.methods.mixtures import MODEL, row
-from protofed.server.methods.site_rows import rows_of, with_newest
+from protofed.server.methods.site_rows import index_rows, with_newest
 
 
 @server_methods.register(
@@ -40,7 +40,7 @@ class APPLEServer:
 
     def start(self, state: Payload, site: SiteId, update: Payload) -> Payload:
         """The site's own core."""
-        number = rows_of(state).get(site)
+        number = index_rows(state).get(site)
         return {part: state[part] for part in MODEL} if number is None else row(state[Part.SITE_MODELS], number)
 
     def expects(self, state: Payload) -> ExpectedUpdate:

@@ -27,7 +27,7 @@ from protofed.server.method import (
     server_methods,
 )
 from protofed.server.methods.mixtures import MODEL, row
-from protofed.server.methods.site_rows import parameters, row_numbers, rows_of, with_rows
+from protofed.server.methods.site_rows import index_rows, parameters, row_numbers, with_rows
 
 MIN_SPLIT_SITES = 3  # sites of a cluster that is split
 Linkage: TypeAlias = Literal["single", "complete"]
@@ -80,7 +80,7 @@ class CFLServer:
 
     def broadcast(self, state: Payload, site: SiteId) -> Payload:
         """The model of the site's cluster; of the largest one, for a site that comes new."""
-        number = rows_of(state).get(site)
+        number = index_rows(state).get(site)
         return {part: state[part] for part in MODEL} if number is None else row(state[Part.PRIVATE], number)
 
     def expects(self, state: Payload) -> ExpectedUpdate:
@@ -89,7 +89,7 @@ class CFLServer:
 
     def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """Split clusters; then w_c <- mean of w_k, that is w_c + mean dW_k, in each. One without an update stays."""
-        known, members = rows_of(state), dict[int, list[Update]]()
+        known, members = index_rows(state), dict[int, list[Update]]()
         clusters = dict(known)
         for update in updates:
             members.setdefault(clusters.setdefault(update.site, _largest(known)), []).append(update)

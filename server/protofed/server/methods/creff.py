@@ -27,7 +27,7 @@ from protofed.server.method import (
     Weighting,
     like,
     server_methods,
-    weight_of,
+    weigh,
 )
 from protofed.server.methods.federated_features import joined, matched, retrained
 
@@ -74,7 +74,7 @@ class CReFFServer:
         """A class that nobody holds keeps its features."""
         mean, gradients = Mean((Part.BODY, Part.HEAD)), ContributorMeans()
         for update in updates:
-            mean.add(update.payload, weight_of(update, self.weighting))
+            mean.add(update.payload, weigh(update, self.weighting))
             gradients.add(update.payload.get(Part.CLASS_GRADIENTS, {}))
         return self._with_classifier(state, mean.result(), gradients.result())
 

@@ -24,7 +24,7 @@ from protofed.server.method import (
     Weighting,
     describe,
     server_methods,
-    weight_of,
+    weigh,
 )
 from protofed.server.methods.mixtures import FACTORS, distribution, mixed, row, stacked
 
@@ -86,7 +86,7 @@ class CwFedAvgServer:
         models: list[Payload] = []
         common, shares, mass = Mean(self._common(state)), {}, []
         for update in updates:
-            weight = weight_of(update, self.weighting)
+            weight = weigh(update, self.weighting)
             common.add(update.payload, weight)
             shares[update.site] = distribution(update.payload[self._shares_part]["shares"])
             mass.append(weight * shares[update.site])

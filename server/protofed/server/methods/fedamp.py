@@ -22,7 +22,7 @@ from protofed.server.method import (
     server_methods,
 )
 from protofed.server.methods.mixtures import MODEL, row
-from protofed.server.methods.site_rows import distance, model_of, rows_of, with_newest
+from protofed.server.methods.site_rows import distance, index_rows, pick_model, with_newest
 
 
 @server_methods.register(Method("fedamp", "FedAMP", "Huang et al., AAAI 2021", client_options=("lam",)))
@@ -43,8 +43,10 @@ class FedAMPServer:
 
     def broadcast(self, state: Payload, site: SiteId) -> Payload:
         """u_k, made now: O(S P) a site. Where xi would add up to more than 1 they add up to 1: u_k stays a mean."""
-        own, models = model_of(state, site), state.get(Part.PRIVATE, {})
-        weights = {number: self._weight(own, row(models, number)) for s, number in rows_of(state).items() if s != site}
+        own, models = pick_model(state, site), state.get(Part.PRIVATE, {})
+        weights = {
+            number: self._weight(own, row(models, number)) for s, number in index_rows(state).items() if s != site
+        }
         if not any(weights.values()):
             return own
         most, mean = max(sum(weights.values()), 1.0), Mean(MODEL)

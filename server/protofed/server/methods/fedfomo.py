@@ -24,7 +24,7 @@ from protofed.server.method import (
     server_methods,
 )
 from protofed.server.methods.mixtures import MODEL, row, stacked
-from protofed.server.methods.site_rows import model_of, rows_of, with_newest
+from protofed.server.methods.site_rows import index_rows, pick_model, with_newest
 
 _AFFINITY, _SENT = "affinity.", "sent."  # in part PRIVATE: of a site [A, 2], row and sum; and its next rows [M]
 
@@ -45,7 +45,7 @@ class FedFomoServer:
 
     def broadcast(self, state: Payload, site: SiteId) -> Payload:
         """w_k, and M others without a name. A site that comes new gets the first model, and the oldest M."""
-        own, sent = model_of(state, site), self._sent(state, site)
+        own, sent = pick_model(state, site), self._sent(state, site)
         if not sent:
             return own
         others = [row(state[Part.PRIVATE], number) for number in sent]
@@ -56,7 +56,7 @@ class FedFomoServer:
         sent, mean = self._sent(state, site), Mean(MODEL)
         gains = np.maximum(update[Part.CHOICE]["weights"][: len(sent)].astype(float), 0)
         if not gains.any() or not np.isfinite(gains).all():
-            return model_of(state, site)
+            return pick_model(state, site)
         for number, share in zip(sent, gains / gains.max(), strict=True):
             if share:
                 mean.add(row(state[Part.PRIVATE], number), share)
@@ -71,7 +71,7 @@ class FedFomoServer:
         """w_k of the round's sites; P_kj <- P_kj + w_kj of the weights as they are, so that what harms is sent last."""
         received, private = list(updates), state.get(Part.PRIVATE, {})
         new = with_newest(state, received)
-        rows, kept = rows_of(new), dict(new[Part.PRIVATE])
+        rows, kept = index_rows(new), dict(new[Part.PRIVATE])
         affinities = {site: {int(n): float(p) for n, p in private.get(f"{_AFFINITY}{site}", ())} for site in rows}
         for update in received:
             of_site, weights = affinities[update.site], update.payload[Part.CHOICE]["weights"].astype(float)
@@ -86,7 +86,7 @@ class FedFomoServer:
 
     def _sent(self, state: Payload, site: SiteId) -> list[int]:
         """The rows that a site is sent of this state."""
-        rows = rows_of(state)
+        rows = index_rows(state)
         oldest = [] if site in rows else list(rows.values())[: self.models]
         return [int(number) for number in state.get(Part.PRIVATE, {}).get(f"{_SENT}{site}", oldest)]
 

@@ -21,7 +21,7 @@ from protofed.server.method import (
     Weighting,
     like,
     server_methods,
-    weight_of,
+    weigh,
 )
 
 OF_CLIENT = ("steps", "refine_lr", "refine_decay", "distilled", "temperature")
@@ -51,7 +51,7 @@ class FEDICServer:
         """The mean of the sites' models, and as `body.weight`, … [K, ...] these themselves, in site order."""
         mean, models = Mean((Part.BODY, Part.HEAD)), dict[str, list[Array]]()
         for update in updates:
-            mean.add(update.payload, weight_of(update, self.weighting))
+            mean.add(update.payload, weigh(update, self.weighting))
             for part in (Part.BODY, Part.HEAD):
                 for name, array in update.payload[part].items():
                     models.setdefault(f"{part}.{name}", []).append(array)

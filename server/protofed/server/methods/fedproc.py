@@ -24,7 +24,7 @@ from protofed.server.method import (
     like,
     prototype_rows,
     server_methods,
-    weight_of,
+    weigh,
 )
 
 
@@ -63,7 +63,7 @@ class FedProcServer:
         """A class that nobody holds keeps its prototype."""
         mean, prototypes = Mean((Part.BODY, Part.HEAD)), ContributorMeans()
         for update in updates:
-            mean.add(update.payload, weight_of(update, self.weighting))
+            mean.add(update.payload, weigh(update, self.weighting))
             prototypes.add(update.payload.get(Part.PROTOTYPES, {}))
         return {**mean.result(), Part.PROTOTYPES: _remembered(state, prototypes.result())}
 

@@ -10,20 +10,20 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from protofed.server.method import Array, Part, Payload, SiteId, Tensors, Update, describe, is_buffer, norm_of
+from protofed.server.method import Array, Part, Payload, SiteId, Tensors, Update, describe, distance_norm, is_buffer
 from protofed.server.methods.mixtures import MODEL, row
 
 _ROW = "row."
 
 
-def rows_of(state: Payload) -> dict[SiteId, int]:
+def index_rows(state: Payload) -> dict[SiteId, int]:
     """The row of each site that has one, in the rows' order."""
     numbers = {name: int(number) for name, number in state.get(Part.PRIVATE, {}).items() if name.startswith(_ROW)}
     return {name.removeprefix(_ROW): numbers[name] for name in sorted(numbers, key=lambda name: (numbers[name], name))}
 
 
 def row_numbers(rows: Mapping[SiteId, int]) -> dict[str, Array]:
-    """Tensors of part PRIVATE, as `rows_of` reads them."""
+    """Tensors of part PRIVATE, as `index_rows` reads them."""
     return {f"{_ROW}{site}": np.array(number) for site, number in rows.items()}
 
 
@@ -51,7 +51,7 @@ def with_newest(state: Payload, updates: Iterable[Update], part: Part = Part.PRI
     Args:
         part: PRIVATE, or one that sites are sent; the rows' numbers are in PRIVATE in any case.
     """
-    rows, replaced = rows_of(state), dict[int, Payload]()
+    rows, replaced = index_rows(state), dict[int, Payload]()
     for update in updates:
         replaced[rows.setdefault(update.site, len(rows))] = update.payload
     models = with_rows(state.get(part, {}), state, replaced)
@@ -59,9 +59,9 @@ def with_newest(state: Payload, updates: Iterable[Update], part: Part = Part.PRI
     return {**state, part: models, Part.PRIVATE: {**private, **row_numbers(rows)}}
 
 
-def model_of(state: Payload, site: SiteId) -> Payload:
+def pick_model(state: Payload, site: SiteId) -> Payload:
     """BODY and HEAD of the site's row in part PRIVATE; of the state itself, while the site has none."""
-    number = rows_of(state).get(site)
+    number = index_rows(state).get(site)
     return {part: state[part] for part in MODEL} if number is None else row(state[Part.PRIVATE], number)
 
 
@@ -72,4 +72,4 @@ def parameters(model: Payload) -> Payload:
 
 def distance(one: Payload, other: Payload) -> float:
     """||w - w'|| over the parameters of two models."""
-    return norm_of(parameters(one), other)
+    return distance_norm(parameters(one), other)

@@ -28,14 +28,14 @@ from protofed.common.version import VERSION
 from protofed.server import metrics
 from protofed.server.access.certificates import Certificates
 from protofed.server.rounds.aggregation import publisher
-from protofed.server.rounds.context import recipe_of
+from protofed.server.rounds.context import read_recipe
 from protofed.server.rounds.machine import phases
 from protofed.server.rounds.machine.waiting import Waiting, WaitReason
 from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.queue import RunQueue
 from protofed.server.rounds.run import Run
 from protofed.server.rounds.scores.model_warnings import ModelWarning, WarningCode
-from protofed.server.rounds.scores.scoring import warnings_of
+from protofed.server.rounds.scores.scoring import find_warnings
 from protofed.server.storage.blobs import BLOBS
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow
@@ -120,7 +120,7 @@ class StateCollector(Collector):
             yield _one_hot(metrics.PHASE, row.run, "finished", phases.PHASES)
             yield _waiting(row.run, None)
             yield metrics.ROUND.family({(row.run,): newest.round if newest else 0})
-            yield from _recipe(recipe_of(row))
+            yield from _recipe(read_recipe(row))
         if newest is not None:
             yield from _round(sources.records, row, newest, active)
         yield from _state(sources.records, row.run)
@@ -130,7 +130,7 @@ class StateCollector(Collector):
     def _ended_warnings(self, row: RunRow) -> list[ModelWarning]:
         """Of a run that is over: read once, since it takes all of its rounds."""
         if self._ended is None or self._ended[0] != row:
-            self._ended = row, warnings_of(self._sources.records, row.run)
+            self._ended = row, find_warnings(self._sources.records, row.run)
         return self._ended[1]
 
 

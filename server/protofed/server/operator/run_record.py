@@ -32,7 +32,7 @@ from protofed.common.version import VERSION
 from protofed.server.rounds.aggregation.aggregation import WEIGHT_CAP
 from protofed.server.rounds.aggregation.robust_rule import KEPT_ROW, kept_classes
 from protofed.server.rounds.scores.best_round import Scores, first_kept, judged_rounds
-from protofed.server.rounds.scores.scoring import warnings_of
+from protofed.server.rounds.scores.scoring import find_warnings
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow, TaskRow, UpdateRow
 from protofed.server.verdicts import EXCLUDED, REVOKED, ROLLED_BACK, RUN_ENDED
@@ -188,9 +188,9 @@ def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, 
         "groups": [list(group) for group in records.groups(row.ended_at)],
         "partners": _partners(records, row),
         "rounds": attempts,
-        "warnings": [warning.plain() for warning in warnings_of(records, run)],
+        "warnings": [warning.plain() for warning in find_warnings(records, run)],
         "scores": [{"round": number, **scored} for number, scored in scores.items()],
-        "best": (best := best_of(records, blobs, run)),
+        "best": (best := find_best(records, blobs, run)),
         "classes": _by_class(records, run, scores, best),
         "prototypes": similarity(rounds, blobs, recipe["classes"]),
         "norms": norms(used, rounds, blobs, recipe["classes"]),
@@ -208,7 +208,7 @@ def outcome(row: RoundRow) -> str:
     return "published" if row.complete else "degraded"
 
 
-def best_of(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, Any] | None:
+def find_best(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, Any] | None:
     """The best round, its score and value, and as `kept` the best of the rounds whose states are kept.
 
     None: no round has a score that judges it.

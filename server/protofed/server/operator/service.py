@@ -14,18 +14,18 @@ from protofed.common.payload import SiteId
 from protofed.common.pki.certificate import Party
 from protofed.common.protocol.consortium import Consortium
 from protofed.common.protocol.messages import Activity, PauseReason, Progress, Verdict
-from protofed.common.secure_aggregation.groups import Group, group_of, members
+from protofed.common.secure_aggregation.groups import Group, find_group, members
 from protofed.server.access.certificates import Certificates
 from protofed.server.operator.downloads import Downloads
-from protofed.server.operator.run_record import Overview, best_of, outcome, overview
+from protofed.server.operator.run_record import Overview, find_best, outcome, overview
 from protofed.server.operator.verification import Verified, verify_round
-from protofed.server.rounds.context import ServerContext, recipe_of
+from protofed.server.rounds.context import ServerContext, read_recipe
 from protofed.server.rounds.machine.rules import check_model, unmet
 from protofed.server.rounds.machine.waiting import Waiting
 from protofed.server.rounds.presence import possible_trainers
 from protofed.server.rounds.queue import RunQueue
 from protofed.server.rounds.scores.model_warnings import ModelWarning
-from protofed.server.rounds.scores.scoring import warnings_of
+from protofed.server.rounds.scores.scoring import find_warnings
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow
@@ -169,8 +169,8 @@ class OperatorApi:
         return self._report(self._row(run))
 
     def best(self, run: str) -> dict[str, Any] | None:
-        """The best round as `best_of` tells it; None: no round of the run has a score that judges it."""
-        return best_of(self._records, self._blobs, self._row(run).run)
+        """The best round as `find_best` tells it; None: no round of the run has a score that judges it."""
+        return find_best(self._records, self._blobs, self._row(run).run)
 
     def rounds(self, run: str, first: int = 0, count: int | None = None) -> list[RoundReport]:
         """`count` attempts (None: all) with every site's task, starting at index `first` (negative: from the end)."""
@@ -182,7 +182,7 @@ class OperatorApi:
 
     def model_warnings(self, run: str) -> list[ModelWarning]:
         """What speaks against the run's models now."""
-        return warnings_of(self._records, self._row(run).run)
+        return find_warnings(self._records, self._row(run).run)
 
     def _site_tasks(self, run: str, rounds: range) -> dict[tuple[int, int], list[TaskHistory]]:
         """Tasks of some rounds, by round and attempt."""
@@ -226,7 +226,7 @@ class OperatorApi:
         """All sites that ever enrolled or were excluded."""
         groups = self._records.groups()
         return [
-            replace(self._site(site, roles), group=group_of(groups, site))
+            replace(self._site(site, roles), group=find_group(groups, site))
             for site, roles in self._records.sites().items()
         ]
 
@@ -291,7 +291,7 @@ class OperatorApi:
         if not (groups := self._records.groups()):
             raise ConfigError(f"site '{short(site)}' is in no group: no secure aggregation was opened yet")
         named = self._known_site(site, members(groups))
-        group, during = group_of(groups, named), self._going_on()
+        group, during = find_group(groups, named), self._going_on()
         report = replace(self._site(named, self._records.sites().get(named, [])), group=group)
         self._runs.regroup(group)
         self._note("regrouped", by, during, named, ", ".join(group))
@@ -401,7 +401,7 @@ class OperatorApi:
         summary = overview(self._records, row.run)
         assert summary is not None  # noqa: S101  (the row exists)
         try:
-            recipe = recipe_of(row)
+            recipe = read_recipe(row)
         except ConfigError:
             recipe = None
         current = self._runs.current

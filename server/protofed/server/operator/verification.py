@@ -17,7 +17,7 @@ from protofed.common.secure_aggregation.groups import Groups
 from protofed.server.rounds.aggregation.aggregation import WEIGHT_CAP
 from protofed.server.rounds.aggregation.publisher import Publisher, capped
 from protofed.server.rounds.aggregation.robust_rule import RobustRule
-from protofed.server.rounds.context import method_of, recipe_of, round_context
+from protofed.server.rounds.context import build_method, read_recipe, round_context
 from protofed.server.rounds.machine.rules import Grouping
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.reader import LedgerReader
@@ -61,7 +61,7 @@ def verify_round(records: LedgerReader, blobs: Blobs, run: str, round: int, atte
         raise ConfigError(f"run '{short(run)}' published nothing in attempt {attempt} of round {round}")
     row, published = attempts[0], attempts[0].state
     used = [update for update in records.updates(run, round, attempt) if update.counts]
-    tried = _Recomputation(recipe_of(run_row), blobs, row, published, used)
+    tried = _Recomputation(read_recipe(run_row), blobs, row, published, used)
     found = list[Verified]()
     for before, known in product(_states_before(row, rows), _groups_then(records, row, rows)):
         found.append(tried.verified(before, known))
@@ -101,7 +101,7 @@ class _Recomputation:
         return Verified(finding, self.published, recomputed)
 
     def _state(self, before: Digest | None, known: Groups) -> Payload:
-        rules, method = self.recipe.federation, method_of(self.recipe)
+        rules, method = self.recipe.federation, build_method(self.recipe)
         rule, fingerprint = RobustRule.of(self.recipe, method), self.recipe.fingerprint()
         publisher = Publisher(method, self.blobs, rules.min_contributors, rules.fixed_point, fingerprint, rule)
         state = publisher.restore(before).state if before else None

@@ -69,7 +69,7 @@ class ServerContext:
     check: Callable[[], None] = lambda: None
 
 
-def recipe_of(row: RunRow) -> Recipe:
+def read_recipe(row: RunRow) -> Recipe:
     """The recipe that a run began with.
 
     Raises:
@@ -84,7 +84,7 @@ def round_context(recipe: Recipe, round: int, sites: int) -> RoundContext:
     return RoundContext(round=round, rounds=recipe.rounds, sites=sites, classes=recipe.classes, seed=seed)
 
 
-def method_of(recipe: Recipe) -> ServerMethod:
+def build_method(recipe: Recipe) -> ServerMethod:
     """The server half of a run.
 
     Raises:
@@ -99,7 +99,7 @@ def check_same(recipe: Recipe, known: RunRow) -> None:
     Raises:
         StateError: it was started with another one.
     """
-    if recipe.fingerprint() != recipe_of(known).fingerprint():
+    if recipe.fingerprint() != read_recipe(known).fingerprint():
         raise StateError(
             f"the state folder holds a run '{recipe.name}' of another recipe; give the recipe another name, "
             "or take another --state"

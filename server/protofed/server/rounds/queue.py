@@ -34,7 +34,7 @@ from protofed.common.protocol.messages import (
 )
 from protofed.common.secure_aggregation.groups import Group
 from protofed.server.access.certificates import Certificates
-from protofed.server.rounds.context import ServerContext, check_same, recipe_of
+from protofed.server.rounds.context import ServerContext, check_same, read_recipe
 from protofed.server.rounds.intake.intake import NOTHING_TO_DO, Intake
 from protofed.server.rounds.machine import phases
 from protofed.server.rounds.machine.rules import check_model, min_cohort
@@ -284,7 +284,7 @@ class RunQueue:
             row = self._ledger.run(run)
             if row is None:
                 raise ProtocolError(f"no such run '{run}' on this server; enroll again")
-            self._open(recipe_of(row))
+            self._open(read_recipe(row))
         return self._live[run]
 
     # Requests of the operator
@@ -388,7 +388,7 @@ class RunQueue:
         """
         self._reportable.add(row.run)
         try:
-            self._open(recipe_of(row))
+            self._open(read_recipe(row))
         except (OutOfSpaceError, DiskFailureError):
             raise
         except (ConfigError, StateError) as error:

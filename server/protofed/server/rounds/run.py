@@ -41,7 +41,7 @@ from protofed.server.rounds.aggregation.aggregation import (
 )
 from protofed.server.rounds.aggregation.publisher import Published, Publisher, check_contributors
 from protofed.server.rounds.aggregation.robust_rule import RobustRule, check_robust
-from protofed.server.rounds.context import ServerContext, check_same, method_of
+from protofed.server.rounds.context import ServerContext, build_method, check_same
 from protofed.server.rounds.machine import phases, secure_steps
 from protofed.server.rounds.machine.advance import advance, grouped, resumed
 from protofed.server.rounds.machine.phases import Sites
@@ -80,7 +80,7 @@ class Run:
         check_contributors(recipe, simulated=context.simulated)
         self.recipe, self.name = recipe, recipe.name
         self._context, self._ledger = context, context.ledger
-        self.method: ServerMethod = method_of(recipe)
+        self.method: ServerMethod = build_method(recipe)
         check_secure(recipe, self.method)
         check_best_by(recipe, global_model=self.method.global_model)
         check_robust(recipe, self.method)

@@ -288,7 +288,7 @@ class AuditEntry:
     @property
     def verdict(self) -> str:
         """Of the receipt that answers it; empty if there is none."""
-        return wire.verdict_of(self.call, self.reply)
+        return wire.read_verdict(self.call, self.reply)
 
     @property
     def is_idle(self) -> bool:

@@ -189,7 +189,7 @@ class ConnectionGuard:
         """Take note of the connections that are open now; those that have to be closed."""
         now = self._clock()
         self._connections = {key: self._connections.get(key) or PeerConnection(now) for key in found}
-        surplus = surplus_of(self._connections, self._room, now)
+        surplus = find_surplus(self._connections, self._room, now)
         self._closed += len(surplus)
         if self._closed and now - self._logged_at >= LOG_EVERY_S:
             log.warning("connections closed: without a registered certificate, or too many", count=self._closed)
@@ -197,7 +197,7 @@ class ConnectionGuard:
         return surplus
 
 
-def surplus_of(connections: Mapping[Endpoint, PeerConnection], room: int, now: float) -> list[Endpoint]:
+def find_surplus(connections: Mapping[Endpoint, PeerConnection], room: int, now: float) -> list[Endpoint]:
     """The connections that have to be closed: refused ones, late strangers, and those above a share."""
     gone = {key for key, connection in connections.items() if _is_over(connection, now)}
     by_certificate, by_address = defaultdict(list), defaultdict(list)

@@ -247,7 +247,7 @@ class FolderBlobs:
         folder.mkdir(parents=True, exist_ok=True)
         files.sweep([folder])
         # A page of a file on another machine that cannot be read later would kill the process, not raise an error.
-        self._read = files.whole if files.network_type_of(folder) else files.mapped
+        self._read = files.whole if files.find_network_type(folder) else files.mapped
         self.uploads = Uploads(folder / "uploads", quota, self._read)
         self.repairs = 0
 

@@ -177,7 +177,7 @@ def check(connection: Connection) -> None:
             raise StateError(f"the ledger is damaged: {found}; restore the state folder from a backup")
 
 
-def backup_of(file: Path) -> Path:
+def backup_path(file: Path) -> Path:
     """Where the ledger is kept as it was before this software made a newer version of it."""
     return file.with_name(f"{file.name}.before-{NEWEST}")
 
@@ -226,7 +226,7 @@ def _writes(connection: Connection) -> bool:
 
 
 def _refuse_network(file: Path) -> None:
-    if kind := files.network_type_of(file.parent):
+    if kind := files.find_network_type(file.parent):
         raise StateError(
             f"{file.parent} is on a network file system ({kind}), where SQLite loses writes; "
             "keep the state folder on a local disk, or the ledger in PostgreSQL"
@@ -234,7 +234,7 @@ def _refuse_network(file: Path) -> None:
 
 
 def _renew(connection: Connection, url: URL) -> None:
-    version = version_of(connection)
+    version = read_version(connection)
     if version is None:
         _create(connection)
     elif version != NEWEST:
@@ -245,7 +245,7 @@ def _renew(connection: Connection, url: URL) -> None:
 
 def _back_up(file: Path) -> None:
     """Copy what is committed; our own transaction is open meanwhile, so that nobody else writes."""
-    target = backup_of(file)
+    target = backup_path(file)
     temporary = target.with_name(f"{files.TEMPORARY}{target.name}")
     try:
         temporary.unlink(missing_ok=True)
@@ -265,7 +265,7 @@ def _back_up(file: Path) -> None:
 # Versions
 
 
-def version_of(connection: Connection) -> str | None:
+def read_version(connection: Connection) -> str | None:
     """The version of a database; None: there is no ledger in it.
 
     Raises:

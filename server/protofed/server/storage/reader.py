@@ -187,7 +187,7 @@ def query_of_groups(at: float | None = None) -> Select[Any]:
     return select(db.sum_groups.c.site, db.sum_groups.c.first).where(then)
 
 
-def groups_of(rows: Sequence[Row[Any]]) -> Groups:
+def read_groups(rows: Sequence[Row[Any]]) -> Groups:
     """What such rows say."""
     return in_order([row.site for row in rows if row.first == first] for first in {row.first for row in rows})
 
@@ -282,7 +282,7 @@ class LedgerReader:
         Args:
             at: as they were then, in Unix time; None: as they are now.
         """
-        return groups_of(self._read(query_of_groups(at)))
+        return read_groups(self._read(query_of_groups(at)))
 
     def consortium(self, at: float | None = None) -> str | None:
         """The newest list of partners that was offered to sites, as JSON; None: none was.

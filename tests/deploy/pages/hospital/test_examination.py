@@ -25,7 +25,7 @@ from protofed.common.storage import files
 from protofed.deploy.daemons import readyz
 from protofed.deploy.pages.hospital import examination
 from protofed.deploy.pages.hospital.examination import SITE, Examination, Examiner, SiteSettings
-from protofed.deploy.pages.hospital.page import client_page, pages_of
+from protofed.deploy.pages.hospital.page import build_pages, client_page
 from protofed.deploy.pages.hospital.site import HospitalSite
 
 SETTINGS = 'site = "site-1"\npolicy = "standard"\nstate = "{state}"\nplaintext = true\nserver = "127.0.0.1:1"\n{data}'
@@ -61,7 +61,7 @@ def site(state: Path, tmp_path: Path) -> Callable[..., tuple[Browser, Examiner]]
         (file := tmp_path / "site.toml").write_text(SETTINGS.format(state=state, data=data), encoding="utf-8")
         made = HospitalSite(state, "standard", SiteSettings(file, {}))
         assert made.examiner is not None
-        return Browser(pages_of(made)), made.examiner
+        return Browser(build_pages(made)), made.examiner
 
     return opened
 
@@ -103,13 +103,13 @@ def offer(state: Path, recipe: Recipe) -> None:
 def test_the_overview_has_the_end_of_the_certificate(state: Path, tmp_path: Path, days: int, soon: bool) -> None:
     ends = datetime.now(UTC) + timedelta(days=days)
     Authority.make().issue(tmp_path / "identity", Party.SITE, "site-1", ends=ends)
-    text = Browser(pages_of(with_identity(state, tmp_path / "identity"))).get("/")
+    text = Browser(build_pages(with_identity(state, tmp_path / "identity"))).get("/")
     assert ends.strftime("%Y-%m-%d") in text
     assert ("protofed certs renew" in text) is soon
 
 
 def test_a_certificate_that_cannot_be_read_is_named(state: Path, tmp_path: Path) -> None:
-    text = Browser(pages_of(with_identity(state, tmp_path / "gone"))).get("/")
+    text = Browser(build_pages(with_identity(state, tmp_path / "gone"))).get("/")
     assert 'id="no-certificate"' in text
     assert str(tmp_path / "gone" / "cert.pem") in text
     assert 'id="certificate"' not in text

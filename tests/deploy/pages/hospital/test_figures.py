@@ -35,7 +35,7 @@ from protofed.deploy.pages import pictures
 from protofed.deploy.pages.guard import SVG_POLICY
 from protofed.deploy.pages.hospital import figures, site
 from protofed.deploy.pages.hospital.examination import Examination, SiteSettings
-from protofed.deploy.pages.hospital.page import client_page, pages_of
+from protofed.deploy.pages.hospital.page import build_pages, client_page
 from protofed.deploy.pages.hospital.site import MAX_POINTS, HospitalSite, PrivacyCurve, PrivacyPoint, chosen
 from protofed.deploy.pages.pictures import NARROW, WIDE
 from protofed.deploy.pages.shell import stamp, utc
@@ -176,7 +176,7 @@ def test_the_line_of_the_commonest_class_takes_a_check_of_the_same_recipe(
     offer = Approvals(state / APPROVALS).offer("kept")
     OwnScores(state / SCORES).record("kept", 1, {"personal.local.accuracy": 0.25})
     site = HospitalSite(state, None, SiteSettings(tmp_path / "site.toml", {}))
-    browser = Browser(pages_of(site))
+    browser = Browser(build_pages(site))
     assert "commonest" not in " ".join(images(browser.get("/runs/kept")).values())
     data = {"taken": {"own_test_set": [1, 3], "tests_on": [5, 5]}}
     found = Examination("kept", True, 1.0, 2.0, recipe=offer.digest, data=data)
@@ -281,7 +281,7 @@ def test_the_overview_draws_what_is_spent_beside_the_budget(state: Path, tmp_pat
     DpLedger(state / LEDGER).spend(TASK, "noise", [NoisySums(0.1, 1.5, 10)])
     (policy := tmp_path / "budget.toml").write_text(BUDGET)
     site = HospitalSite(state, str(policy))
-    browser = Browser(pages_of(site))
+    browser = Browser(build_pages(site))
     assert "data-going" in browser.get("/")  # its points are being computed
     deadline = time.monotonic() + WAIT_S
     while not (found := images(browser.get("/"))) and time.monotonic() < deadline:

@@ -22,7 +22,7 @@ from protofed.client.policy.dp_accountant import NoisySums
 from protofed.client.policy.pause import FILE as PAUSE
 from protofed.client.policy.pause import SitePause
 from protofed.client.policy.policy import Policy
-from protofed.client.secure_aggregation.partners import CONFIRMED, OFFERED, membership_of
+from protofed.client.secure_aggregation.partners import CONFIRMED, OFFERED, open_membership
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.dp_ledger import FILE as LEDGER
 from protofed.client.state.dp_ledger import DpLedger
@@ -41,7 +41,7 @@ from protofed.deploy.pages import shell
 from protofed.deploy.pages.hospital.page import client_page
 from protofed.deploy.pages.hospital.site_log import SiteLog
 from protofed.deploy.pages.shell import Program
-from protofed.deploy.simulation.simulation import EVALUATOR, agents_of
+from protofed.deploy.simulation.simulation import EVALUATOR, build_agents
 
 NOON = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
 RUN = "fednh"
@@ -266,10 +266,10 @@ def test_a_real_run_is_on_the_page_as_the_server_has_it(
             opened.callback((made := DiskStore(tmp_path / site)).close)
             return made
 
-        agents = agents_of(recipe, connect, store, policy=Policy.read(policy))
+        agents = build_agents(recipe, connect, store, policy=Policy.read(policy))
         for agent in agents if secure else ():  # as daemons are
             agent._site.simulated = agent.name == EVALUATOR
-            agent._work.sums.membership = membership_of(tmp_path / agent.name, agent.name, lambda: None)
+            agent._work.sums.membership = open_membership(tmp_path / agent.name, agent.name, lambda: None)
         sites = {agent.name: tmp_path / agent.name for agent in agents if agent.name != EVALUATOR}
         for site in sites.values() if secure else ():
             confirm(site, listed(sites))

@@ -25,7 +25,7 @@ from protofed.server.rounds.aggregation.robust_rule import (
     kept_classes,
     needed,
 )
-from protofed.server.rounds.context import method_of
+from protofed.server.rounds.context import build_method
 from protofed.server.rounds.intake.intake import examined
 from protofed.server.rounds.machine import phases
 from protofed.server.storage.blobs import FolderBlobs
@@ -271,7 +271,7 @@ def state_and_updates(method: str) -> tuple[Payload, list[Update]]:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_gets_updates_of_the_form_that_it_expects(method: str, name: Any) -> None:
     asked = recipe(method={"name": method}, federation={"robust": name, "min_sites": 8, "quorum": 8})
-    half, (state, updates) = method_of(asked), state_and_updates(method)
+    half, (state, updates) = build_method(asked), state_and_updates(method)
     try:
         check_robust(asked, half)
     except ConfigError:
@@ -329,7 +329,7 @@ def test_a_rule_without_a_meaning_for_the_method_is_refused(method: dict[str, An
     for rule in ("none", "clip", "median", "trimmed", "krum", "geometric-median"):
         asked = recipe(method=method, federation={"robust": rule, "min_sites": 5, "quorum": 5})
         try:
-            check_robust(asked, method_of(asked))
+            check_robust(asked, build_method(asked))
         except ConfigError:
             found.add(rule)
     assert sorted(found) == refused
@@ -343,11 +343,11 @@ def test_a_rule_that_may_get_too_few_updates_is_refused(rule: Any, bad: int, lea
     assert needed(rule, bad) == least
     table = {"robust": rule, "min_sites": least, **({} if bad == 1 else {"max_bad_sites": bad})}
     enough = recipe(federation={**table, "quorum": least})
-    check_robust(enough, method_of(enough))
+    check_robust(enough, build_method(enough))
     if least > 1:
         few = recipe(federation={**table, "quorum": least - 1})
         with pytest.raises(ConfigError, match=f"needs {least} updates"):
-            check_robust(few, method_of(few))
+            check_robust(few, build_method(few))
 
 
 @pytest.mark.parametrize(

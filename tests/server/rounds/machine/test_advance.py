@@ -47,7 +47,7 @@ from protofed.server.rounds.machine.phases import (
     Stop,
     Tick,
 )
-from protofed.server.rounds.machine.rules import RoundRules, quorum_of
+from protofed.server.rounds.machine.rules import RoundRules, compute_quorum
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.verdicts import RoundOutcome
@@ -283,7 +283,7 @@ def test_a_product_that_rounds_up_does_not_invite_one_site_more() -> None:
     phase, _ = advance(rules(participation=0.07, over_selection=1.1), Idle(1), Tick(0.0, names, names, NOBODY))
     assert isinstance(phase, Collecting)
     assert (phase.size, len(phase.cohort)) == (7, 8)  # 0.07 * 100 and 7 * 1.1 exceed 7 and 7.7 in floating point
-    assert quorum_of(rules(quorum=0.07).federation, 100) == 7
+    assert compute_quorum(rules(quorum=0.07).federation, 100) == 7
 
 
 # Sites that must take part, pauses and patience

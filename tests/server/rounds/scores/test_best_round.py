@@ -22,8 +22,8 @@ from protofed.server.rounds.scores.best_round import (
     JudgedRounds,
     Scores,
     best_kept,
+    compute_means,
     judged_rounds,
-    means_of,
 )
 from protofed.server.verdicts import RoundOutcome
 
@@ -58,7 +58,7 @@ def best(lab: Lab) -> BestRound | None:
 
 
 def judged(scores: Mapping[int, Scores], best_by: str | None) -> JudgedRounds | None:
-    return best_round.judged(lambda name: means_of(scores, {}, name), best_by)
+    return best_round.judged(lambda name: compute_means(scores, {}, name), best_by)
 
 
 # Which round

@@ -17,7 +17,7 @@ from protofed.common.codec import digest
 from protofed.common.protocol.messages import Scores, TaskKind
 from protofed.server.rounds.scores.best_round import best_and_former, judged_rounds
 from protofed.server.rounds.scores.model_warnings import RoundScores, RunHistory, model_warnings
-from protofed.server.rounds.scores.scoring import ScoreMemory, WarningLog, warnings_of
+from protofed.server.rounds.scores.scoring import ScoreMemory, WarningLog, find_warnings
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.rows import RoundRow, TaskRow
 
@@ -60,7 +60,7 @@ def test_a_restarted_server_does_not_log_again_what_was_known(make: MakeLab) -> 
 
 
 def test_a_run_that_is_not_known_has_no_warning(lab: Lab) -> None:
-    assert warnings_of(lab.ledger, "other") == []
+    assert find_warnings(lab.ledger, "other") == []
     WarningLog(lab.ledger, "other", ScoreMemory(lab.ledger, "other")).look()
 
 

@@ -47,10 +47,10 @@ class Scored(Secure):
         self.finish(2)
 
     def _scorer(self, site: SiteId) -> SumSite:
-        layout, given = score_sums.layout_of(self.names), {NAME: OWN[site]}
+        layout, given = score_sums.lay_out_scores(self.names), {NAME: OWN[site]}
         if site in ("ann", "bob"):
             given["personal.pm_v"] = 0.5  # of two sites alone
-        terms = score_sums.terms_of(site, self.names, given)
+        terms = score_sums.as_update(site, self.names, given)
         words = partial(layout.words, terms, POINT)
         digest = self.lab.recipe.fingerprint()
         return SumSite(site, digest, self.lab.blobs.view, layout.flags(terms), words, score_sums.CONTRIBUTORS)

@@ -25,15 +25,15 @@ from protofed.common.protocol.messages import SUM_STEPS, Activity, Receipt, SumO
 from protofed.common.secure_aggregation.groups import Groups
 from protofed.common.secure_aggregation.keys import ROOT_BYTES, KeyAdvert, SiteSecrets, advertised
 from protofed.common.secure_aggregation.masking import Share
-from protofed.common.secure_aggregation.messages import RosterMessage, SignatureMessage, message_of, payload_of
+from protofed.common.secure_aggregation.messages import RosterMessage, SignatureMessage, pack, unpack
 from protofed.server.access.certificates import Certificates
 from protofed.server.operator.run_record import overview
 from protofed.server.operator.verification import VerificationResult, verify_round
-from protofed.server.rounds.context import method_of
+from protofed.server.rounds.context import build_method
 from protofed.server.rounds.intake.intake import Commit
 from protofed.server.rounds.machine import phases
 from protofed.server.rounds.secure_aggregation.steps import SumCheck, manifest_problem
-from protofed.server.rounds.secure_aggregation.totals import layout_of, next_state
+from protofed.server.rounds.secure_aggregation.totals import lay_out, next_state
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.rows import UpdateRow, one_a_site
@@ -53,7 +53,7 @@ def signed(advert: KeyAdvert) -> KeyAdvert:
 
 
 def problem_of(advert: KeyAdvert) -> UpdateProblem | None:
-    manifest, data = announce(payload_of(advert))
+    manifest, data = announce(pack(advert))
     return CHECK.problem(data, manifest)
 
 
@@ -66,11 +66,11 @@ def test_keys_that_would_end_the_sum_of_all_are_refused_to_their_site(change: di
 
 
 def test_a_message_with_which_the_roster_would_be_too_large_is_refused() -> None:
-    manifest, _ = announce(payload_of(signed(replace(SOUND, endorsement=bytes(1 << 20)))))
+    manifest, _ = announce(pack(signed(replace(SOUND, endorsement=bytes(1 << 20)))))
     problem = manifest_problem(manifest, None)
     assert problem is not None
     assert "uint8 [65536 at most]" in problem.text
-    assert manifest_problem(announce(payload_of(SOUND))[0], None) is None
+    assert manifest_problem(announce(pack(SOUND))[0], None) is None
 
 
 SITES = ("ann", "bob", "cyd", "dan", "eli")
@@ -99,8 +99,8 @@ class Secure:
         self.lab.first_models()
         assert self.lab.run.published is not None
         self.start = self.lab.run.published.state
-        self.server = method_of(asked)
-        self.layout = layout_of(self.server, self.start)
+        self.server = build_method(asked)
+        self.layout = lay_out(self.server, self.start)
         self.updates = {site: self._update(site) for site in self.names}
         self.sites = {site: self._site(site) for site in self.names}
 
@@ -281,12 +281,12 @@ def test_two_different_uploads_for_a_step_are_equivocation(run: Secure, step: Ta
         pytest.skip("no such step without class rows")
     run.go_to(step)
     if step is TaskKind.MASK:
-        short = payload_of(SignatureMessage(b""), np.zeros(run.layout.size - 1, np.uint64))
+        short = pack(SignatureMessage(b""), np.zeros(run.layout.size - 1, np.uint64))
         assert f"expected uint64 [{run.layout.size}]" in run.lab.push("ann", short).reason
     task, bobs = run.lab.task("ann"), run.lab.task("bob")
     run.answer(["ann"])
     assert run.lab.push("ann", run.sites["ann"].answer(task), task).verdict is Verdict.DUPLICATE
-    receipt = run.lab.push("ann", payload_of(SignatureMessage(b"another")), task)
+    receipt = run.lab.push("ann", pack(SignatureMessage(b"another")), task)
     assert receipt.verdict is Verdict.REFUSED
     assert "another update was already accepted" in receipt.reason
     run.lab.later(60.0, alive=SITES)
@@ -303,7 +303,7 @@ def test_what_is_not_signed_for_this_very_sum_is_refused_by_name(run: Secure) ->
     assert "expected the keys of ann" in run.lab.push("ann", stranger, task).reason
     run.go_to(TaskKind.AGREE)
     task = run.lab.task("ann")
-    false = payload_of(SignatureMessage(bytes(64)))
+    false = pack(SignatureMessage(bytes(64)))
     assert run.lab.push("ann", false, task).verdict is Verdict.REFUSED
     plain: Payload = {Part.BODY: {"w": np.zeros(3, np.float32)}}
     assert "expected the tensors message of part" in run.lab.push("ann", plain, task).reason
@@ -454,7 +454,7 @@ def told(run: Secure, site: SiteId) -> Groups:
     """The groups that a site is told when it is asked to share."""
     base = run.lab.task(site).base_digest
     assert base is not None
-    return message_of(run.lab.blobs.view(base), RosterMessage)[0].groups
+    return unpack(run.lab.blobs.view(base), RosterMessage)[0].groups
 
 
 def others(run: Secure, site: SiteId) -> list[SiteId]:

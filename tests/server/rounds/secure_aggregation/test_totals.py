@@ -10,8 +10,8 @@ import pytest
 from protofed.common.config.recipe import Federation, Recipe, parse
 from protofed.common.errors import ConfigError
 from protofed.deploy.shipped import read_overrides, with_overrides
-from protofed.server.rounds.context import method_of
-from protofed.server.rounds.machine.rules import cohort_size, quorum_of
+from protofed.server.rounds.context import build_method
+from protofed.server.rounds.machine.rules import cohort_size, compute_quorum
 from protofed.server.rounds.secure_aggregation.totals import check_secure
 from protofed.testing.small_recipe import small_recipe
 
@@ -51,7 +51,7 @@ def test_nobody_compares_norms_and_a_share_of_a_sum_is_of_a_sum() -> None:
     assert rules.fixed_point is not None
     assert (rules.fixed_point.limit, rules.fixed_point.bits, rules.fixed_point.most) == (65536.0, 40, 50)
     assert Federation().fixed_point is None
-    assert [quorum_of(rules, size) for size in (3, 4, 10)] == [3, 3, 5]
+    assert [compute_quorum(rules, size) for size in (3, 4, 10)] == [3, 3, 5]
     assert [cohort_size(rules, range(sites)) for sites in (3, 50, 51, 500)] == [3, 50, 50, 50]
 
 
@@ -70,13 +70,13 @@ def test_it_is_read_again_as_it_was() -> None:
 def test_a_method_without_a_linear_form_is_refused_when_the_run_is_started(method: dict[str, Any]) -> None:
     recipe = small_recipe(method["name"], method=method, federation=SECURE)
     with pytest.raises(ConfigError, match="(?i)" + method["name"]):
-        check_secure(recipe, method_of(recipe))
+        check_secure(recipe, build_method(recipe))
     plain = small_recipe(method["name"], method=method)
-    check_secure(plain, method_of(plain))
+    check_secure(plain, build_method(plain))
 
 
 def test_more_classes_than_sites_can_count_the_contributors_of_are_refused() -> None:
     for name, refused in (("fednh", True), ("cwfedavg-private", True), ("fedavg", False)):
         recipe = small_recipe(name, federation=SECURE).model_copy(update={"classes": 10_001})
         with pytest.raises(ConfigError, match="10001 classes") if refused else nullcontext():
-            check_secure(recipe, method_of(recipe))
+            check_secure(recipe, build_method(recipe))

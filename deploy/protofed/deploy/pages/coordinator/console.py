@@ -22,7 +22,7 @@ from protofed.deploy.operator.tables import CERTIFICATE_SOON_S
 from protofed.deploy.pages.coordinator.runs import CoordinatorRuns, FigurePages, StartPages
 from protofed.deploy.pages.coordinator.sites import CertificatePages, SitePages
 from protofed.deploy.pages.pictures import Pictures
-from protofed.deploy.pages.shell import FRAGMENT, Page, Program, shell_of
+from protofed.deploy.pages.shell import FRAGMENT, Page, Program, find_shell
 from protofed.deploy.tables import printable
 from protofed.protos.v1 import operator_pb2 as pb
 
@@ -58,7 +58,9 @@ class CoordinatorOverview:
         """Runs that go on first, in the queue's order, then the others, the newest first."""
         # First: where the server refuses the old certificate, the page that says so says this, too.
         if FRAGMENT not in request.query_params and (problem := self.operator.identity_problem):
-            shell_of(request).access.notify(f"This page goes on with the certificate of before: {problem}", error=True)
+            find_shell(request).access.notify(
+                f"This page goes on with the certificate of before: {problem}", error=True
+            )
         runs, reported = self.operator.runs(), self.operator.sites()
         page = Page.of(request.query_params.get("runs", ""), len(runs), RUNS_SHOWN)
         going = [info for info in runs if info.status not in ENDED]
@@ -67,7 +69,7 @@ class CoordinatorOverview:
         newest = self.operator.show(running, 1).rounds[-1:] if running else []
         shown_sites = sites(reported, newest[0] if newest else None, ended=False)
         troubled = sum(site.care is Attention.BAD for site in shown_sites)
-        return shell_of(request).page(
+        return find_shell(request).page(
             request,
             "overview.html.j2",
             {

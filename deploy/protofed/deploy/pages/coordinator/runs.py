@@ -26,12 +26,12 @@ from protofed.common.errors import ConfigError, short, unknown
 from protofed.common.ids import check_id
 from protofed.deploy import shipped
 from protofed.deploy.operator.connection import Operator
-from protofed.deploy.operator.rollback import SITES_GO, STANDARD, rollback_of
+from protofed.deploy.operator.rollback import SITES_GO, STANDARD, plan_rollback
 from protofed.deploy.operator.snapshot import ENDED, RunSnapshot
 from protofed.deploy.operator.snapshot_builder import ServerReply, WatchHistory, best_snapshot, failures, snapshot
 from protofed.deploy.operator.tables import start_notes
 from protofed.deploy.pages.pictures import Picture, Pictures
-from protofed.deploy.pages.shell import FRAGMENT, Page, form_of, shell_of
+from protofed.deploy.pages.shell import FRAGMENT, Page, find_shell, read_form
 from protofed.deploy.report import document, models, rounds, scores, summary
 from protofed.deploy.report.rounds import TASK_STATUSES
 from protofed.deploy.run_view import (
@@ -91,23 +91,23 @@ class CoordinatorRuns:
             "warnings": warning_lines(view.model_warnings, "`protofed report`"),
             "remarks": _remarks(view, detail),
         }
-        return shell_of(request).page(request, "run.html.j2", {**context, **self._table(detail, page)})
+        return find_shell(request).page(request, "run.html.j2", {**context, **self._table(detail, page)})
 
     def rounds(self, request: Request) -> Response:
         """Older rounds, in one call: a server of a long run works for tenths of a second on each."""
         requested = Page.of(request.query_params.get("page", ""), MAX_ROUNDS, ROUNDS_SHOWN)
         detail = self.operator.show(_name(request), ROUNDS_SHOWN, skip=requested.before)
         page = Page.of(str(requested.number), detail.attempts, ROUNDS_SHOWN)
-        return shell_of(request).page(request, "rounds.html.j2", self._table(detail, page))
+        return find_shell(request).page(request, "rounds.html.j2", self._table(detail, page))
 
     def round(self, request: Request) -> Response:
         """Every site's task in one attempt at a round."""
         run = _name(request)
-        return shell_of(request).page(request, "round.html.j2", {"run": run, "row": self._attempt(request)})
+        return find_shell(request).page(request, "round.html.j2", {"run": run, "row": self._attempt(request)})
 
     def verify(self, request: Request) -> Response:
         """Have the server compute the state of an attempt again, as `protofed runs verify` does for all."""
-        shell, run, row = shell_of(request), _name(request), self._attempt(request)
+        shell, run, row = find_shell(request), _name(request), self._attempt(request)
         reply = self.operator.verify(run, row)
         why = reply.reason or f"published {reply.published[:16]}…, came out as {reply.recomputed[:16]}…"
         text = f"round {row.round}: {VERIFIED.get(reply.finding, printable(f'{reply.finding}: {why}'))}"
@@ -126,11 +126,11 @@ class CoordinatorRuns:
 
     def ask_abort(self, request: Request) -> Response:
         """Ask before the run is ended."""
-        return shell_of(request).page(request, "abort.html.j2", {"info": self._info(request)})
+        return find_shell(request).page(request, "abort.html.j2", {"info": self._info(request)})
 
     def abort(self, request: Request) -> Response:
         """End the run."""
-        info = self.operator.abort(_name(request), form_of(request).get("reason") or "aborted by the operator")
+        info = self.operator.abort(_name(request), read_form(request).get("reason") or "aborted by the operator")
         return self._done(request, f"{info.run}: {info.status} in round {info.round}: {info.reason}")
 
     def ask_rollback(self, request: Request) -> Response:
@@ -139,18 +139,18 @@ class CoordinatorRuns:
         best = best_snapshot(detail)
         context = {"info": detail.info, "best": "" if best is None else best_sentence(best)}
         context |= {"most": STANDARD, "sites_go": SITES_GO}
-        return shell_of(request).page(request, "rollback.html.j2", context)
+        return find_shell(request).page(request, "rollback.html.j2", context)
 
     def rollback(self, request: Request) -> Response:
         """Continue from an earlier round."""
-        form = form_of(request)
-        planned = rollback_of(self.operator, _name(request), form.get("round", ""))
+        form = read_form(request)
+        planned = plan_rollback(self.operator, _name(request), form.get("round", ""))
         planned.check(force=form.get("force") == "yes", by="tick the box")
         info = self.operator.roll_back(planned.run, planned.to)
         return self._done(request, f"{info.run}: continues after round {planned.to} ({info.status})")
 
     def _done(self, request: Request, text: str) -> Response:
-        return shell_of(request).done(f"/runs/{_name(request)}", text)
+        return find_shell(request).done(f"/runs/{_name(request)}", text)
 
     def _info(self, request: Request) -> pb.RunInfo:
         return self.operator.show(_name(request), 1).info
@@ -313,14 +313,14 @@ class StartPages:
 
     def answer(self, request: Request) -> Response:
         """Check the form, and start the run if it was confirmed; else show what that would do, or what is wrong."""
-        form = form_of(request)
+        form = read_form(request)
         try:
-            recipe = recipe_of(form)
+            recipe = read_recipe(form)
             costs, notes = planned_lines(recipe), start_notes(recipe)
             if form.get("do") == "start":
                 info = self.operator.start(recipe, force=form.get("force") == "yes")
                 unmet = "".join(f"\nwarning: {warning}" for warning in info.unmet)
-                return shell_of(request).done(f"/runs/{info.run}", f"{info.run}: {info.status}{unmet}")
+                return find_shell(request).done(f"/runs/{info.run}", f"{info.run}: {info.status}{unmet}")
         except ConfigError as error:
             return self._form(request, form, problem=str(error))
         if form.get("do") == "change":
@@ -331,17 +331,17 @@ class StartPages:
             "notes": notes,
             "values": {key: form.get(key, "") for key in FIELDS},
         }
-        return shell_of(request).page(request, "start_check.html.j2", context)
+        return find_shell(request).page(request, "start_check.html.j2", context)
 
     def _form(self, request: Request, form: Mapping[str, str], problem: str = "") -> Response:
         recipes = {name: shipped.what(file) for name, file in shipped.files("recipes").items()}
         values = {key: form.get(key, "") for key in FIELDS}
         status = 400 if problem else 200
         context = {"recipes": recipes, "values": values, "problem": problem}
-        return shell_of(request).page(request, "start.html.j2", context, status=status)
+        return find_shell(request).page(request, "start.html.j2", context, status=status)
 
 
-def recipe_of(form: Mapping[str, str]) -> Recipe:
+def read_recipe(form: Mapping[str, str]) -> Recipe:
     """The recipe that a form names or has, with its changes.
 
     Raises:
@@ -426,7 +426,7 @@ class FigurePages:
         with self.lock:
             figures = self.figures.get(run)
         context = {"run": run, "found": figures, "drawing": drawing, "with_code": document.with_code}
-        return shell_of(request).page(request, "figures.html.j2", context)
+        return find_shell(request).page(request, "figures.html.j2", context)
 
     def _begin(self, run: str) -> None:
         """Have the figures of the newest round drawn, unless they are there or in the making."""

@@ -25,7 +25,7 @@ from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.screen import machine_line
 from protofed.deploy.operator.snapshot_builder import sites
 from protofed.deploy.operator.tables import CERTIFICATE_SOON_S
-from protofed.deploy.pages.shell import Page, form_of, secret_of, shell_of
+from protofed.deploy.pages.shell import Page, find_shell, read_form, read_secret_field
 from protofed.deploy.tables import printable
 from protofed.protos.v1 import operator_pb2 as pb
 
@@ -56,18 +56,18 @@ class SitePages:
         page = Page.of(request.query_params.get("page", ""), len(rows), SITES_SHOWN)
         page_rows = [(infos[row.site], row) for row in page.cut(rows)]
         working = any(info.status == "working" for info in infos.values())
-        return shell_of(request).page(request, "sites.html.j2", {"sites": page_rows, "page": page, "going": working})
+        return find_shell(request).page(request, "sites.html.j2", {"sites": page_rows, "page": page, "going": working})
 
     def show(self, request: Request) -> Response:
         """One site, and what can be ordered."""
         info = self._info(request)
         (row,) = sites([info], None, ended=False)
         context = {"info": info, "row": row, "machine": machine_line(row.telemetry)}
-        return shell_of(request).page(request, "site.html.j2", context)
+        return find_shell(request).page(request, "site.html.j2", context)
 
     def exclude(self, request: Request) -> Response:
         """Have rounds no longer wait for it."""
-        reason = form_of(request).get("reason") or "by the operator"
+        reason = read_form(request).get("reason") or "by the operator"
         info = self.operator.exclude(_name(request), reason)
         return self._done(request, f"{info.site}: excluded ({info.excluded})")
 
@@ -80,7 +80,7 @@ class SitePages:
         """Remove it from the list."""
         _confirmed(request, "forget the site")
         info = self.operator.forget(_name(request))
-        return shell_of(request).done("/sites", f"{info.site}: forgotten")
+        return find_shell(request).done("/sites", f"{info.site}: forgotten")
 
     def regroup(self, request: Request) -> Response:
         """Dissolve its group of secure aggregation."""
@@ -93,7 +93,7 @@ class SitePages:
         )
 
     def _done(self, request: Request, text: str) -> Response:
-        return shell_of(request).done(f"/sites/{_name(request)}", printable(text))
+        return find_shell(request).done(f"/sites/{_name(request)}", printable(text))
 
     def _info(self, request: Request) -> pb.SiteInfo:
         name = _name(request)
@@ -114,7 +114,7 @@ def _confirmed(request: Request, what: str) -> None:
     Raises:
         ConfigError: it was not.
     """
-    if form_of(request).get("sure") != "yes":
+    if read_form(request).get("sure") != "yes":
         raise ConfigError(f"tick the box to {what}: that cannot be taken back; nothing was done")
 
 
@@ -182,20 +182,20 @@ class CertificatePages:
         rows = sorted(self.operator.certificates(), key=lambda one: one.added_at, reverse=True)
         page = Page.of(request.query_params.get("page", ""), len(rows), SHOWN)
         context = {"rows": page.cut(rows), "page": page, "soon": time.time() + CERTIFICATE_SOON_S}
-        return shell_of(request).page(request, "certificates.html.j2", context)
+        return find_shell(request).page(request, "certificates.html.j2", context)
 
     def ask_revoke(self, request: Request) -> Response:
         """Ask why, before it is done for good."""
-        return shell_of(request).page(request, "revoke.html.j2", {"one": self._known(request)})
+        return find_shell(request).page(request, "revoke.html.j2", {"one": self._known(request)})
 
     def revoke(self, request: Request) -> Response:
         """Revoke one certificate."""
-        reason = form_of(request).get("reason", "")
+        reason = read_form(request).get("reason", "")
         if not reason:
             raise ConfigError("expected a reason: it is shown to whoever still uses the certificate")
         revoked = self.operator.revoke(self._known(request).fingerprint, reason)
         text = "\n".join(f"revoked: {one.party} '{one.name}', from its next call on: {reason}" for one in revoked)
-        return shell_of(request).done("/certificates", text)
+        return find_shell(request).done("/certificates", text)
 
     def ask_sign(self, request: Request) -> Response:
         """The empty form."""
@@ -203,9 +203,9 @@ class CertificatePages:
 
     def sign(self, request: Request) -> Response:
         """Check a request, sign it, and register the certificate; the passphrase is forgotten with the request."""
-        form = form_of(request)
+        form = read_form(request)
         try:
-            signed = self._sign(form, secret_of(request, "passphrase"))
+            signed = self._sign(form, read_secret_field(request, "passphrase"))
         except ConfigError as error:
             return self._form(request, form, str(error))
         fingerprint = signed.bundle.certificate.fingerprint
@@ -216,7 +216,7 @@ class CertificatePages:
         """The bundle, to be sent to its party."""
         signed = self._signed(request)
         context = {"signed": signed, "text": signed.pem.decode(), "authorities": _authorities(signed.bundle)}
-        return shell_of(request).page(request, "signed.html.j2", context)
+        return find_shell(request).page(request, "signed.html.j2", context)
 
     def download(self, request: Request) -> Response:
         """The bundle as a file."""
@@ -247,7 +247,7 @@ class CertificatePages:
         return Signed(read_bundle(pem, "the bundle"), pem, roles, renewal)
 
     def _register(self, request: Request, signed: Signed, fingerprint: str) -> Response:
-        shell, certificate = shell_of(request), signed.bundle.certificate
+        shell, certificate = find_shell(request), signed.bundle.certificate
         where = f"/certificates/signed/{fingerprint}"
         if certificate.party is Party.SERVER:
             return shell.done(where, f"signed: {certificate}; a server's certificate needs no registration")
@@ -268,7 +268,7 @@ class CertificatePages:
             "encrypted": files.is_encrypted(self.ca / CA_KEY),
             "parties": PARTIES,
         }
-        return shell_of(request).page(request, "sign.html.j2", context, status=400 if problem else 200)
+        return find_shell(request).page(request, "sign.html.j2", context, status=400 if problem else 200)
 
     def _known(self, request: Request) -> pb.CertificateInfo:
         fingerprint = request.path_params["fingerprint"]

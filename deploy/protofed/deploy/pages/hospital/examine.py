@@ -27,7 +27,7 @@ from protofed.deploy.doctor.checks import run_checks
 from protofed.deploy.doctor.client import ClientDoctor
 from protofed.deploy.doctor.site import SiteUnderCheck
 from protofed.deploy.site import orders
-from protofed.deploy.site.offered_runs import recipe_of
+from protofed.deploy.site.offered_runs import parse_offer
 
 NICE = 10  # the daemon's training goes first
 Say = Callable[..., None]
@@ -63,17 +63,17 @@ def examine(request: Mapping[str, Any], say: Say) -> None:
     read = partial(read_settings, ClientSettings, Path(request["settings"]), request["given"])
     if run := request.get("run", ""):
         settings = read()
-        offer = orders.approvals_of(settings.state).offer(run)
+        offer = orders.open_approvals(settings.state).offer(run)
         say(recipe=offer.digest)
-        _data(settings, recipe_of(offer), say)
+        _data(settings, parse_offer(offer), say)
         return
     doctor = ClientDoctor(read, SiteUnderCheck(quick=not request["whole"]))
     for row in run_checks(doctor.checks(), lambda name: say(doing=f"checking: {name}")):
         say(row=checks.plain([row], strict=False)["checks"][0])
     if request["whole"]:
         settings = read()
-        offers = orders.approvals_of(settings.state).offers()
-        _data(settings, recipe_of(offers[-1]) if offers else None, say)  # of the newest run, as the doctor
+        offers = orders.open_approvals(settings.state).offers()
+        _data(settings, parse_offer(offers[-1]) if offers else None, say)  # of the newest run, as the doctor
 
 
 def _data(settings: ClientSettings, recipe: Recipe | None, say: Say) -> None:

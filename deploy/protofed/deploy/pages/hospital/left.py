@@ -18,7 +18,7 @@ from protofed.deploy.audit.reader import rounds_text
 from protofed.deploy.pages.hospital.site import HospitalSite
 from protofed.deploy.pages.hospital.site_log import Leaving, LeftTotals
 from protofed.deploy.pages.pictures import Picture
-from protofed.deploy.pages.shell import Page, shell_of, utc
+from protofed.deploy.pages.shell import Page, find_shell, utc
 
 SHOWN: Final = 25
 NOTES_SHOWN: Final = 50
@@ -50,7 +50,7 @@ class LeftPages:
             "picture": self._picture(totals),
             "notes": self.site.log.notes()[:NOTES_SHOWN],
         }
-        return shell_of(request).page(request, "left.html.j2", context)
+        return find_shell(request).page(request, "left.html.j2", context)
 
     def _picture(self, totals: LeftTotals) -> Picture | None:
         from protofed.deploy.pages.hospital import figures  # with matplotlib, which takes a second
@@ -63,10 +63,10 @@ class LeftPages:
         """Read the log whole, and say whether it is what was written."""
         log = self.site.log.look(whole=True)
         if log.problem:
-            shell_of(request).access.notify(f"the audit log is damaged: {log.problem}", error=True)
-            return shell_of(request).done("/left")
+            find_shell(request).access.notify(f"the audit log is damaged: {log.problem}", error=True)
+            return find_shell(request).done("/left")
         text = f"the log is good: records up to {log.last_number}, newest hash {log.newest}" if log.exists else "no log"
-        return shell_of(request).done("/left", text)
+        return find_shell(request).done("/left", text)
 
 
 FIRST_MODEL: Final = "first model"
@@ -118,7 +118,7 @@ class RoundLine:
     @property
     def records(self) -> str:
         """The numbers of its records in the audit log."""
-        return records_of(self.items)
+        return number_records(self.items)
 
 
 def round_lines(items: Iterable[Leaving]) -> list[RoundLine]:
@@ -163,7 +163,7 @@ def _noise(lines: Iterable[RoundLine]) -> str:
     return f"{count(noisy, 'round')} had noise" if noisy else ""
 
 
-def records_of(items: Iterable[Leaving]) -> str:
+def number_records(items: Iterable[Leaving]) -> str:
     """The numbers of the records that items are made from, as `5 to 7, 9`."""
     return rounds_text({number for item in items for number in item.records})
 

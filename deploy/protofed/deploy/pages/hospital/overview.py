@@ -23,7 +23,7 @@ from protofed.deploy.daemons import readyz
 from protofed.deploy.doctor import machine
 from protofed.deploy.pages.hospital.examination import Examination, Examiner
 from protofed.deploy.pages.hospital.site import HospitalSite, chosen
-from protofed.deploy.pages.shell import form_of, shell_of
+from protofed.deploy.pages.shell import find_shell, read_form
 from protofed.deploy.site import orders
 from protofed.deploy.site.offered_runs import all_runs
 
@@ -48,7 +48,7 @@ class HospitalOverview:
         log, rows = site.log.look(), list(reversed(all_runs(site.approvals)))
         runs, pause, activity = (
             machine.has_running_daemon(site.state),
-            orders.pause_of(site.state).current(),
+            orders.open_pause(site.state).current(),
             site.log.activity(),
         )
         # Under a policy that approves by itself, the daemon records that once it meets the run.
@@ -56,7 +56,7 @@ class HospitalOverview:
         heard = unix(activity.at)
         working = bool(runs and activity.doing not in ("", "idle") and time.time() - heard < RECENT_S)
         disk = shutil.disk_usage(site.state)
-        return shell_of(request).page(
+        return find_shell(request).page(
             request,
             "overview.html.j2",
             {
@@ -170,7 +170,7 @@ class HealthPages:
         examination = None if examiner is None else examiner.newest()
         going = None if examiner is None else examiner.going()
         disk = shutil.disk_usage(self.site.state)
-        return shell_of(request).page(
+        return find_shell(request).page(
             request,
             "health.html.j2",
             {
@@ -190,15 +190,15 @@ class HealthPages:
 
     def begin(self, request: Request) -> Response:
         """Examine the site."""
-        whole = form_of(request).get("whole", "") == "yes"
-        return started(request, examiner_of(self.site).begin(whole=whole), "/health")
+        whole = read_form(request).get("whole", "") == "yes"
+        return started(request, require_examiner(self.site).begin(whole=whole), "/health")
 
     def stop(self, request: Request) -> Response:
         """Stop what goes on, of whatever kind."""
-        stopped = examiner_of(self.site).stop()
-        path = form_of(request).get("back", "")
+        stopped = require_examiner(self.site).stop()
+        path = read_form(request).get("back", "")
         back = path if path.startswith("/runs/") else "/health"
-        return shell_of(request).done(back, "stopped" if stopped else "no check goes on")
+        return find_shell(request).done(back, "stopped" if stopped else "no check goes on")
 
     def _daemon(self) -> Mapping[str, Any]:
         runs = machine.has_running_daemon(self.site.state)
@@ -216,7 +216,7 @@ class HealthPages:
         return {"device": device, "device_seen": finding, "settings_problem": ""}
 
 
-def examiner_of(site: HospitalSite) -> Examiner:
+def require_examiner(site: HospitalSite) -> Examiner:
     """The site's examiner; ConfigError if the page was started without settings."""
     if site.examiner is None:
         raise ConfigError(NO_SETTINGS)
@@ -226,8 +226,8 @@ def examiner_of(site: HospitalSite) -> Examiner:
 def started(request: Request, begins: bool, path: str) -> Response:
     """The answer to an order to begin an examination."""
     if not begins:
-        shell_of(request).access.notify("another check goes on: wait for its end, or stop it", error=True)
-    return shell_of(request).done(path)
+        find_shell(request).access.notify("another check goes on: wait for its end, or stop it", error=True)
+    return find_shell(request).done(path)
 
 
 def in_order(examination: Examination | None) -> list[Mapping[str, Any]]:

@@ -18,7 +18,7 @@ from protofed.deploy.pages.hospital.left import LeftPages
 from protofed.deploy.pages.hospital.overview import HealthPages, HospitalOverview
 from protofed.deploy.pages.hospital.runs import HospitalRuns
 from protofed.deploy.pages.hospital.site import HospitalSite
-from protofed.deploy.pages.shell import Program, form_of, shell_of
+from protofed.deploy.pages.shell import Program, find_shell, read_form
 from protofed.deploy.site import orders
 from protofed.deploy.site.orders import pause_end
 from protofed.deploy.site.partners import PartnersView
@@ -51,10 +51,10 @@ def client_page(
     orders.act_as_owner(state)
     hospital = HospitalSite(state, policy, settings)
     hospital.log.look()  # seconds, of a long log: before a page waits for it
-    return pages_of(hospital, site)
+    return build_pages(hospital, site)
 
 
-def pages_of(hospital: HospitalSite, site: str = "") -> Program:
+def build_pages(hospital: HospitalSite, site: str = "") -> Program:
     """The pages of a site; `site` is its id, if that is known."""
     pages = (
         HospitalOverview(hospital),
@@ -97,14 +97,14 @@ class PartnersPages:
             "asked": view.asked(),
             "reads": view.who_reads(least, required=required),
         }
-        return shell_of(request).page(request, "partners.html.j2", context)
+        return find_shell(request).page(request, "partners.html.j2", context)
 
     def confirm(self, request: Request) -> Response:
         """Confirm the offered list."""
-        if form_of(request).get("sure") != "yes":
+        if read_form(request).get("sure") != "yes":
             raise ConfigError("nothing was confirmed: tick the box once you know each hospital of the list")
-        noticed = orders.confirm_partners(self.site.state, form_of(request).get("code", ""))
-        return shell_of(request).done("/partners", f"confirmed; {orders.noticed_text(noticed)}")
+        noticed = orders.confirm_partners(self.site.state, read_form(request).get("code", ""))
+        return find_shell(request).done("/partners", f"confirmed; {orders.noticed_text(noticed)}")
 
 
 @dataclass(frozen=True)
@@ -123,19 +123,19 @@ class PausePages:
 
     def show(self, request: Request) -> Response:
         """The pause that is in force, or the form for one."""
-        context = {"pause": orders.pause_of(self.site.state).current(), "now": utc_now(), "user": orders.user_name()}
-        return shell_of(request).page(request, "pause.html.j2", context)
+        context = {"pause": orders.open_pause(self.site.state).current(), "now": utc_now(), "user": orders.user_name()}
+        return find_shell(request).page(request, "pause.html.j2", context)
 
     def begin(self, request: Request) -> Response:
         """Pause the site."""
-        until = form_of(request).get("until", "")
+        until = read_form(request).get("until", "")
         end = pause_end(until, utc_now()) if until else None
-        noticed = orders.pause(self.site.state, end, form_of(request).get("reason", ""))
+        noticed = orders.pause(self.site.state, end, read_form(request).get("reason", ""))
         text = "paused: this site takes no new task; a fit in progress is finished and sent"
-        return shell_of(request).done("/pause", f"{text}; {orders.noticed_text(noticed)}")
+        return find_shell(request).done("/pause", f"{text}; {orders.noticed_text(noticed)}")
 
     def end(self, request: Request) -> Response:
         """End the pause."""
         noticed = orders.resume(self.site.state)
         text = "this site is not paused" if noticed is None else f"resumed; {orders.noticed_text(noticed)}"
-        return shell_of(request).done("/pause", text)
+        return find_shell(request).done("/pause", text)

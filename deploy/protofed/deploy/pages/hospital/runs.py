@@ -15,12 +15,12 @@ from protofed.client.state.own_scores import FOLDER, OwnScores
 from protofed.common.errors import ConfigError, PolicyViolationError, ProtofedError
 from protofed.deploy.audit.reader import rounds_text
 from protofed.deploy.pages.hospital.left import round_lines
-from protofed.deploy.pages.hospital.overview import examiner_of, said, started
+from protofed.deploy.pages.hospital.overview import require_examiner, said, started
 from protofed.deploy.pages.hospital.site import HospitalSite
 from protofed.deploy.pages.pictures import Picture
-from protofed.deploy.pages.shell import Page, form_of, shell_of
+from protofed.deploy.pages.shell import Page, find_shell, read_form
 from protofed.deploy.site import orders
-from protofed.deploy.site.offered_runs import all_runs, offered_run, recipe_of
+from protofed.deploy.site.offered_runs import all_runs, offered_run, parse_offer
 from protofed.deploy.site.own_scores import ScoresView, meaning
 
 SHOWN: Final = 25
@@ -50,12 +50,12 @@ class HospitalRuns:
         """All offered runs, the newest first."""
         rows = list(reversed(all_runs(self.site.approvals)))
         page = Page.of(request.query_params.get("page", ""), len(rows), SHOWN)
-        return shell_of(request).page(request, "runs.html.j2", {"rows": page.cut(rows), "page": page})
+        return find_shell(request).page(request, "runs.html.j2", {"rows": page.cut(rows), "page": page})
 
     def show(self, request: Request) -> Response:
         """One run."""
         offer = self._offer(request)
-        return shell_of(request).page(
+        return find_shell(request).page(
             request,
             "run.html.j2",
             {
@@ -72,12 +72,12 @@ class HospitalRuns:
     def ask_approve(self, request: Request) -> Response:
         """Ask before the run is approved, with what it would send."""
         offer = self._offer(request)
-        return shell_of(request).page(request, "approve.html.j2", {**self._decided(offer), **self._preview(offer)})
+        return find_shell(request).page(request, "approve.html.j2", {**self._decided(offer), **self._preview(offer)})
 
     def approve(self, request: Request) -> Response:
         """Approve the recipe that the person has seen."""
         offer = self._offer(request)
-        if form_of(request).get("recipe") != offer.digest:
+        if read_form(request).get("recipe") != offer.digest:
             raise ConfigError("the server has changed the recipe since this page was loaded: read it again")
         try:
             self.site.check_allowed(offer)
@@ -88,7 +88,7 @@ class HospitalRuns:
 
     def ask_leave(self, request: Request) -> Response:
         """Ask before the site denies the run, or leaves it."""
-        return shell_of(request).page(request, "leave.html.j2", self._decided(self._offer(request)))
+        return find_shell(request).page(request, "leave.html.j2", self._decided(self._offer(request)))
 
     def leave(self, request: Request) -> Response:
         """Deny the run; or leave it, if the site took part."""
@@ -112,15 +112,15 @@ class HospitalRuns:
             "outdated": examination is not None and examination.recipe not in ("", offer.digest),
             "said": said(examination),
         }
-        return shell_of(request).page(request, "check.html.j2", context)
+        return find_shell(request).page(request, "check.html.j2", context)
 
     def check(self, request: Request) -> Response:
         """Check the data against the run's recipe, as `protofed client check` does."""
         offer = self._offer(request)
-        return started(request, examiner_of(self.site).begin(offer.run), f"/runs/{offer.run}/check")
+        return started(request, require_examiner(self.site).begin(offer.run), f"/runs/{offer.run}/check")
 
     def _done(self, request: Request, text: str) -> Response:
-        return shell_of(request).done(f"/runs/{request.path_params['run']}", text)
+        return find_shell(request).done(f"/runs/{request.path_params['run']}", text)
 
     def _offer(self, request: Request) -> Offer:
         return self.site.approvals.offer(request.path_params["run"])
@@ -174,7 +174,7 @@ class HospitalRuns:
         if examination is None or examination.data is None or examination.recipe != offer.digest:
             return {}
         own, shared = (examination.data["taken"].get(name) for name in ("own_test_set", "tests_on"))
-        if recipe_of(offer).evaluation.personal_test_images is not None:
+        if parse_offer(offer).evaluation.personal_test_images is not None:
             shared = None  # own models are scored on a sample of it
         sets = {"personal": shared, "personal.local": own, "global.local": own}
         return {prefix: max(counts) / sum(counts) for prefix, counts in sets.items() if counts and sum(counts)}

@@ -24,7 +24,7 @@ from protofed.deploy.pages.hospital.examination import Examiner, SiteSettings
 from protofed.deploy.pages.hospital.site_log import SiteLog
 from protofed.deploy.pages.pictures import Pictures
 from protofed.deploy.site import orders
-from protofed.deploy.site.offered_runs import recipe_of
+from protofed.deploy.site.offered_runs import parse_offer
 from protofed.deploy.site.partners import PartnersView
 from protofed.deploy.site.privacy import PrivacySpent, privacy_spent
 
@@ -141,7 +141,7 @@ class HospitalSite:
     @property
     def approvals(self) -> Approvals:
         """What it has decided on runs; ConfigError if the state folder is gone."""
-        return orders.approvals_of(self.state)
+        return orders.open_approvals(self.state)
 
     def policy(self) -> Policy | None:
         """The policy as it is now; None: none was given.
@@ -208,7 +208,9 @@ class HospitalSite:
                 if policy is not None:
                     plugins.allow(policy.rules.plugins)
                 digest, cohort = Digest(offer.digest), offer.min_cohort
-                plan = site_plan(recipe_of(offer), policy, digest=digest, cohort=cohort, spent=spent, partners=partners)
+                plan = site_plan(
+                    parse_offer(offer), policy, digest=digest, cohort=cohort, spent=spent, partners=partners
+                )
                 self._previews[key] = plain(plan)
                 if len(self._previews) > MAX_PREVIEWS:
                     del self._previews[next(iter(self._previews))]

@@ -28,7 +28,7 @@ from protofed.server.method import (
     RefiningMethod,
     RoundContext,
     ServerMethod,
-    public_of,
+    drop_private,
     refining,
 )
 from protofed.server.rounds.aggregation.publisher import (
@@ -458,7 +458,7 @@ class Refinements:
         sites = sorted(phase.asked)
         if phase.tries:  # the evaluator before may have failed because what it was sent had rotted on the disk
             self._publisher.recheck()
-        base = public_of(self._method.to_refine(self.aggregate.state))
+        base = drop_private(self._method.to_refine(self.aggregate.state))
         bases = dict.fromkeys(sites, self._publisher.store(base, self.aggregate.state))
         log.info("refinement asked for", run=self._run, round=phase.round, site=sites[0])
         self._invitations.send(TaskKind.REFINE, phase.round, phase.attempt, sites, bases, self._ledger.invite)

@@ -29,7 +29,7 @@ from protofed.common.secure_aggregation.linear_form import FixedPoint
 from protofed.server.method import ExpectedUpdate, RoundContext, ServerMethod, refining, sent
 from protofed.server.rounds.aggregation.robust_rule import ROWS, RobustRule
 from protofed.server.rounds.secure_aggregation.steps import SumRecord
-from protofed.server.rounds.secure_aggregation.totals import check_total, layout_of, next_state, unmasked_total
+from protofed.server.rounds.secure_aggregation.totals import check_total, lay_out, next_state, unmasked_total
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.rows import UpdateRow
 
@@ -325,7 +325,7 @@ class Publisher:
         if state is None:
             new = self._method.init(next(self._updates(ordered)).payload, context)
         elif self._fixed_point is not None:
-            layout = layout_of(self._method, state)
+            layout = lay_out(self._method, state)
             if self._recipe is not None and any(row.task.sum_of is not None for row in rows):
                 contributors = layout.form.by_class
                 record = SumRecord.of(rows, self._recipe, self._blobs.view, groups, contributors=contributors)

@@ -18,8 +18,8 @@ import structlog
 
 from protofed.common.config.recipe import Federation, Recipe, Robust
 from protofed.common.errors import ConfigError
-from protofed.common.payload import NOT_A_MOVE, Array, Part, Payload, SiteId, Tensors, Update, norm_of
-from protofed.common.secure_aggregation.linear_form import SumForm, form_of
+from protofed.common.payload import NOT_A_MOVE, Array, Part, Payload, SiteId, Tensors, Update, distance_norm
+from protofed.common.secure_aggregation.linear_form import SumForm, read_form
 from protofed.server import robust
 from protofed.server.method import OwnStartMethod, ServerMethod, sent
 from protofed.server.rounds.machine.rules import min_cohort
@@ -130,10 +130,10 @@ class RobustRule:
         rows = {part: update.payload[part] for part in ROWS & update.payload.keys() - NOT_A_MOVE}
         if norm is None:
             moving = {part: update.payload[part] for part in _moving(update.payload)}
-            return norm_of(moving, self._start(state, update))
+            return distance_norm(moving, self._start(state, update))
         if not rows:
             return norm
-        return math.sqrt(max(norm**2 - norm_of(rows, self._start(state, update)) ** 2, 0.0))
+        return math.sqrt(max(norm**2 - distance_norm(rows, self._start(state, update)) ** 2, 0.0))
 
     def _clipped(self, state: Payload, updates: Sequence[Update], scales: Sequence[float]) -> Iterator[Update]:
         """The updates with scaled moves; a number of steps, which multiplies a move, within the same bounds."""
@@ -211,7 +211,7 @@ def _by(federation: Federation) -> str:
 def _no_mean(method: ServerMethod, name: str) -> str:
     """Why a method's next state is not made of one mean of the sites' models; empty: it is."""
     try:
-        form = form_of(method, name)
+        form = read_form(method, name)
     except ConfigError:
         return f"{name}, with these options, is no mean of the sites' updates in whose place their centre could stand"
     return f"{name} makes a model of each class of them, and not one mean" if form.mixtures else ""
@@ -219,13 +219,13 @@ def _no_mean(method: ServerMethod, name: str) -> str:
 
 def _sends_no_model(method: ServerMethod) -> bool:
     try:
-        return not form_of(method, "").means
+        return not read_form(method, "").means
     except ConfigError:
         return False
 
 
 def _form(method: ServerMethod) -> SumForm:
-    return form_of(method, "")
+    return read_form(method, "")
 
 
 def _moving(payload: Payload) -> list[Part]:
@@ -290,4 +290,4 @@ def _shortened(row: Array, most: float) -> Array:
 
 
 def _length(row: Array) -> float:
-    return norm_of({Part.PROTOTYPES: {"row": row}}, {})
+    return distance_norm({Part.PROTOTYPES: {"row": row}}, {})

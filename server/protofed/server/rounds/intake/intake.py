@@ -23,7 +23,7 @@ import structlog
 from protofed.common import codec
 from protofed.common.codec import Buffer, Digest
 from protofed.common.errors import CodecError, FailureReason, ProtocolError
-from protofed.common.payload import NOT_A_MOVE, Part, Payload, SiteId, TensorSpec, norm_of, relative_bound
+from protofed.common.payload import NOT_A_MOVE, Part, Payload, SiteId, TensorSpec, distance_norm, relative_bound
 from protofed.common.protocol.messages import (
     SUM_STEPS,
     TRAININGS,
@@ -134,7 +134,7 @@ def examined(data: Buffer, manifest: Manifest, base: Payload | None, max_update_
         return payload
     moves = {part: tensors for part, tensors in payload.items() if part not in NOT_A_MOVE}
     others = {part: tensors for part, tensors in payload.items() if part in NOT_A_MOVE}
-    norm = norm_of(moves, base or {})  # NaN and infinity carry into the norm: models need no second pass
+    norm = distance_norm(moves, base or {})  # NaN and infinity carry into the norm: models need no second pass
     if math.isfinite(norm) and norm <= max_update_norm and codec.first_not_finite(others) is None:
         return norm
     if path := codec.first_not_finite(payload):
@@ -574,11 +574,11 @@ class Intake:
     def _start(self, site: SiteId, task_id: str, base: Digest, update: Payload) -> tuple[Payload, float]:
         """The model that a site trained from, and its norm."""
         if (own := self._own_start(site, task_id, update)) is not None:
-            return own, norm_of(own, {})
+            return own, distance_norm(own, {})
         with self._loading:
             if self._newest_base is None or self._newest_base[0] != base:
                 model = self._run.publisher.stored(base) or codec.view(self._blobs.view(base))
-                self._newest_base = base, model, norm_of(model, {})
+                self._newest_base = base, model, distance_norm(model, {})
             return self._newest_base[1:]
 
     def _own_start(self, site: SiteId, task_id: str, update: Payload) -> Payload | None:

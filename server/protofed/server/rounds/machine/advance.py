@@ -60,7 +60,7 @@ from protofed.server.rounds.machine.phases import (
     Summing,
     Tick,
 )
-from protofed.server.rounds.machine.rules import Grouping, RoundRules, cohort_size, quorum_of
+from protofed.server.rounds.machine.rules import Grouping, RoundRules, cohort_size, compute_quorum
 from protofed.server.storage.rows import OPEN, RoundRow, TaskRow
 from protofed.server.verdicts import RoundOutcome
 
@@ -116,7 +116,7 @@ def _cohort(rules: RoundRules, phase: Idle, tick: Tick) -> Collecting | None:
     required = frozenset(rules.federation.required_sites)
     enrolled, trainers = (rules.countable(tick.groups, sites) for sites in (tick.enrolled, tick.trainers))
     share = cohort_size(rules.federation, enrolled)
-    quorum = quorum_of(rules.federation, share)
+    quorum = compute_quorum(rules.federation, share)
     # A quorum that is a count may exceed the share: a cohort of the share alone could then never close.
     size = max(share, quorum, len(required))
     if len(trainers) < rules.trainers_needed(phase.round, enrolled) or not required <= trainers:

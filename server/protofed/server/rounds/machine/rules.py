@@ -102,7 +102,7 @@ class RoundRules:
         """Trainers that must be alive before the round is opened; `enrolled` are those of whom it needs a share."""
         if round == 0:
             return self.first_models
-        quorum = quorum_of(self.federation, cohort_size(self.federation, enrolled))
+        quorum = compute_quorum(self.federation, cohort_size(self.federation, enrolled))
         return max(self.federation.min_sites, quorum, len(set(self.federation.required_sites)))
 
     def owns_due(self, round: int) -> bool:
@@ -138,7 +138,7 @@ class Uniform:
         return frozenset(ranked[:size])
 
 
-def quorum_of(federation: Federation, size: int) -> int:
+def compute_quorum(federation: Federation, size: int) -> int:
     """Updates that a round of this size needs, or is abandoned."""
     quorum, least = federation.quorum, MIN_SECURE_SITES if federation.secure else 1
     # Rounded first: 0.7 * 10 is 7.000000000000001 in floats, and would need an eighth site.
@@ -153,7 +153,7 @@ def min_cohort(federation: Federation) -> int:
     """
     least = cohort_size(federation, range(federation.min_sites))
     group = federation.sum_group if federation.secure else 1
-    return max(quorum_of(federation, least), len(set(federation.required_sites)), group)
+    return max(compute_quorum(federation, least), len(set(federation.required_sites)), group)
 
 
 def cohort_size(federation: Federation, enrolled: Sized) -> int:

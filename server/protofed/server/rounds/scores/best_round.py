@@ -124,7 +124,9 @@ def check_best_by(recipe: Recipe, *, global_model: bool) -> None:
         )
 
 
-def means_of(scores: Mapping[int, Scores], sums: Mapping[int, Mapping[str, Spread]], name: str) -> dict[int, float]:
+def compute_means(
+    scores: Mapping[int, Scores], sums: Mapping[int, Mapping[str, Spread]], name: str
+) -> dict[int, float]:
     """One score's mean over sites, by round; rounds without it are left out.
 
     Args:
@@ -139,8 +141,8 @@ def means_of(scores: Mapping[int, Scores], sums: Mapping[int, Mapping[str, Sprea
 
 
 def read_means(records: LedgerReader, run: str, name: str) -> dict[int, float]:
-    """`means_of` a run's scores."""
-    return means_of(records.scores(run, names=(name,)), records.score_sums(run, names=(name,)), name)
+    """`compute_means` a run's scores."""
+    return compute_means(records.scores(run, names=(name,)), records.score_sums(run, names=(name,)), name)
 
 
 def judged(means: Means, chosen_score: str | None, until: int | None = None) -> JudgedRounds | None:
@@ -149,7 +151,7 @@ def judged(means: Means, chosen_score: str | None, until: int | None = None) -> 
     Args:
         until: rounds after it are left out.
     """
-    for name in names_of(chosen_score):
+    for name in list_scores(chosen_score):
         if chosen := {number: mean for number, mean in means(name).items() if until is None or number <= until}:
             return JudgedRounds(name, chosen)
     return None
@@ -183,7 +185,7 @@ def best_and_former(
     records: LedgerReader, blobs: Kept, run: str, rankings: Rankings, chosen_score: str | None
 ) -> tuple[BestRound | None, set[int]]:
     """What `best_kept` gives, and the rounds that it gave lately, before the newest scores came."""
-    names = names_of(chosen_score)
+    names = list_scores(chosen_score)
     state = cache(lambda number: records.state(run, number))
 
     def best(until: int | None = None) -> BestRound | None:
@@ -210,7 +212,7 @@ def _reader(records: LedgerReader, run: str) -> Means:
     return cache(lambda name: read_means(records, run, name))
 
 
-def names_of(chosen: str | None) -> tuple[str, ...]:
+def list_scores(chosen: str | None) -> tuple[str, ...]:
     """The scores that may judge a run, the first before the others."""
     return JUDGED_BY if chosen is None else (chosen,)
 

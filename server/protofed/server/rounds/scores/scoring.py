@@ -26,7 +26,7 @@ from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.machine import phases
 from protofed.server.rounds.machine.phases import Plateau
 from protofed.server.rounds.machine.rules import RoundRules
-from protofed.server.rounds.scores.best_round import Ranking, judged, means_of, read_means
+from protofed.server.rounds.scores.best_round import Ranking, compute_means, judged, read_means
 from protofed.server.rounds.scores.model_warnings import (
     ACCURACY,
     BALANCED,
@@ -75,7 +75,7 @@ class ScoreMemory:
             self.forget()  # a restarted server has read the first of them
             return scores, sums
         for name, ranking in self._rankings.items():
-            for mean in means_of({number: scores}, {number: sums}, name).values():
+            for mean in compute_means({number: scores}, {number: sums}, name).values():
                 ranking.add(number, mean)
         if scores or sums:
             self._rounds.add(number, scores, sums)
@@ -207,7 +207,7 @@ class WarningLog:
         return [] if row is None else model_warnings(self._history.of(row))
 
 
-def warnings_of(records: LedgerReader, run: str) -> list[ModelWarning]:
+def find_warnings(records: LedgerReader, run: str) -> list[ModelWarning]:
     """All that speaks against a run's models now; nothing for a run that the ledger does not have."""
     row = records.run(run)
     return [] if row is None else model_warnings(_History(records, run, ScoreMemory(records, run)).of(row))
@@ -398,4 +398,6 @@ class Scoring:
         for row in one_a_site(self._ledger.updates(self._run, phase.round, phase.attempt)):
             if row.task.site in own and LOSS in row.metrics:
                 own[row.task.site][LOSS] = row.metrics[LOSS]
-        return score_sums.opened(self._names, score_sums.total_of(self._names, [own[site] for site in sorted(there)]))
+        return score_sums.opened(
+            self._names, score_sums.simulate_total(self._names, [own[site] for site in sorted(there)])
+        )

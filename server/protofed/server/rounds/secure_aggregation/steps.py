@@ -51,15 +51,15 @@ from protofed.common.secure_aggregation.messages import (
     SharesMessage,
     SignatureMessage,
     SurvivorsMessage,
-    message_of,
-    payload_of,
+    pack,
+    unpack,
 )
 from protofed.server.method import ServerMethod
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.machine import phases
 from protofed.server.rounds.machine.rules import Grouping, left_out
 from protofed.server.rounds.presence import Invitations
-from protofed.server.rounds.secure_aggregation.totals import contributors_of, layout_of, score_names
+from protofed.server.rounds.secure_aggregation.totals import counts_contributors, lay_out, score_names
 from protofed.server.storage.rows import TaskRow, UpdateRow
 from protofed.server.verdicts import RefusalCode, Rejection, RejectionCode, UpdateProblem
 
@@ -83,7 +83,7 @@ _ANSWERS: dict[TaskKind, type[Message]] = {
 }
 
 
-def context_of(task: TaskRow, recipe: Digest, *, contributors: bool) -> SumContext:
+def build_context(task: TaskRow, recipe: Digest, *, contributors: bool) -> SumContext:
     """What the sum that begins with this task is about.
 
     Args:
@@ -95,7 +95,7 @@ def context_of(task: TaskRow, recipe: Digest, *, contributors: bool) -> SumConte
     return SumContext(task.run, task.round, task.attempt, task.sum_of, recipe, base, vectors)
 
 
-def vector_of(kind: TaskKind) -> Vector:
+def choose_vector(kind: TaskKind) -> Vector:
     """The vector that a step is about; VALUES for those before either."""
     return Vector.CONTRIBUTORS if kind in CONTRIBUTORS_STEPS else Vector.VALUES
 
@@ -141,7 +141,7 @@ class SumRecord:
             if row.counts and row.task.sum_of is sum_of:
                 uploads.setdefault(row.task.kind, {})[row.task.site] = row.digest
                 if row.task.kind in BEGINNINGS:
-                    contexts.append(context_of(row.task, recipe, contributors=contributors))
+                    contexts.append(build_context(row.task, recipe, contributors=contributors))
         if not contexts:
             raise SecureAggregationError("too-few-sites", "no site has sent keys")
         if any(context != contexts[0] for context in contexts):
@@ -171,7 +171,7 @@ class SumRecord:
         Raises:
             SecureAggregationError: what sites sent does not give it.
         """
-        vector = vector_of(step)
+        vector = choose_vector(step)
         match step:
             case TaskKind.SHARE:
                 message: Message = RosterMessage(self.roster.adverts, self.roster.groups)
@@ -187,7 +187,7 @@ class SumRecord:
                 message = SurvivorsMessage(self.survivors(vector), signatures)
             case _:
                 raise ValueError(f"{step} is no step of a sum that is sent something of it")
-        return dict.fromkeys(sites, payload_of(message))
+        return dict.fromkeys(sites, pack(message))
 
     def total(self) -> Array:
         """The sum [N] uint64 of the survivors' numbers.
@@ -202,7 +202,7 @@ class SumRecord:
     def _deliveries(self, sites: Iterable[SiteId]) -> dict[SiteId, Payload]:
         dealt = {site: told.sealed for site, told in self._all(TaskKind.SHARE, SharesMessage).items()}
         return {
-            site: payload_of(SharesMessage({by: sealed[site] for by, sealed in dealt.items() if by != site}))
+            site: pack(SharesMessage({by: sealed[site] for by, sealed in dealt.items() if by != site}))
             for site in sites
         }
 
@@ -220,10 +220,10 @@ class SumRecord:
         return tuple(sorted(whole(self.groups, there) if kind in GROUPED else there))
 
     def _all(self, kind: TaskKind, message: type[M]) -> dict[SiteId, M]:
-        return {site: message_of(self.read(self.uploads[kind][site]), message)[0] for site in self._sites(kind)}
+        return {site: unpack(self.read(self.uploads[kind][site]), message)[0] for site in self._sites(kind)}
 
     def _vector(self, kind: TaskKind, site: SiteId) -> Array:
-        _, vector = message_of(self.read(self.uploads[kind][site]), SignatureMessage)
+        _, vector = unpack(self.read(self.uploads[kind][site]), SignatureMessage)
         assert vector is not None  # noqa: S101  (`SumCheck` lets no other in)
         return vector
 
@@ -277,12 +277,12 @@ class SumCheck:
 
     def _check(self, data: Buffer) -> None:
         """Raises: CodecError, SecureAggregationError."""
-        message, vector = message_of(data, _ANSWERS[self.kind])
+        message, vector = unpack(data, _ANSWERS[self.kind])
         if isinstance(message, KeyAdvert):
             self._check_advert(message)
             return
         assert self.record is not None  # noqa: S101  (of every later step)
-        about = vector_of(self.kind)
+        about = choose_vector(self.kind)
         masks, survivors = self.record.masks(about), self.record.survivors(about)
         match message:
             case SharesMessage(sealed):
@@ -307,7 +307,7 @@ class SumCheck:
             raise SecureAggregationError("bad-shares", f"{what}: expected those of this step's sites, each once")
 
 
-def length_of(kind: TaskKind, numbers: int, classes: int) -> int | None:
+def expected_length(kind: TaskKind, numbers: int, classes: int) -> int | None:
     """The length of the masked vector that answers a step; None: there is none."""
     lengths = {TaskKind.CONTRIBUTORS: classes, TaskKind.MASK: numbers}
     return lengths.get(kind)
@@ -322,7 +322,7 @@ class SumRounds:
 
     def __init__(self, recipe: Recipe, method: ServerMethod, context: ServerContext, invitations: Invitations) -> None:
         self._run, self._recipe, self._method = recipe.name, recipe.fingerprint(), method
-        self.contributors = contributors_of(method, recipe)
+        self.contributors = counts_contributors(method, recipe)
         self._grouping = Grouping(recipe.name, recipe.seed, recipe.federation.sum_group)
         self.scores = score_names(recipe)
         self._ledger, self._blobs, self._clock = context.ledger, context.blobs, context.clock
@@ -395,18 +395,18 @@ class SumRounds:
     def length(self, task: TaskRow, address: Digest, state: Payload) -> int | None:
         """The length of the masked vector that answers a task on top of this state; None: there is none."""
         if task.sum_of is SumOf.SCORES:
-            layout = score_sums.layout_of(self.scores)
-            return length_of(task.kind, layout.size, layout.classes)
+            layout = score_sums.lay_out_scores(self.scores)
+            return expected_length(task.kind, layout.size, layout.classes)
         if self._layout is None or self._layout[0] != address:
-            self._layout = address, layout_of(self._method, state)
+            self._layout = address, lay_out(self._method, state)
         layout = self._layout[1]
-        return length_of(task.kind, layout.size, layout.classes)
+        return expected_length(task.kind, layout.size, layout.classes)
 
     def prepare(self, task: TaskRow) -> None:
         """Read what the upload that answers an open task is examined by."""
         assert task.sum_of is not None  # noqa: S101  (of a sum)
         if task.kind in BEGINNINGS:
-            context = context_of(task, self._recipe, contributors=self._counts_contributors(task.sum_of))
+            context = build_context(task, self._recipe, contributors=self._counts_contributors(task.sum_of))
             self._checks[task.task_id] = SumCheck(task.kind, task.site, context, None)
             return
         at = task.round, task.attempt, task.sum_of, task.kind

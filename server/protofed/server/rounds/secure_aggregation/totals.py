@@ -14,7 +14,7 @@ from protofed.common.payload import Array, Payload, Update
 from protofed.common.protocol.messages import MAX_SECURE_SITES, MIN_SECURE_SITES
 from protofed.common.protocol.scores import ScoreNames
 from protofed.common.secure_aggregation import score_sums
-from protofed.common.secure_aggregation.linear_form import WEIGHT, FixedPoint, SumLayout, Sums, form_of
+from protofed.common.secure_aggregation.linear_form import WEIGHT, FixedPoint, SumLayout, Sums, read_form
 from protofed.common.secure_aggregation.messages import MAX_ROWS
 from protofed.server.method import RoundContext, ServerMethod, SummableMethod, sent
 
@@ -27,24 +27,24 @@ def check_secure(recipe: Recipe, method: ServerMethod) -> None:
     """
     if not recipe.federation.secure:
         return
-    if contributors_of(method, recipe) and recipe.classes > MAX_ROWS:
+    if counts_contributors(method, recipe) and recipe.classes > MAX_ROWS:
         raise ConfigError(
             f"recipe '{recipe.name}' has {recipe.classes} classes, and method {recipe.method.name} sums by class: with "
             f"federation.secure = true expected at most {MAX_ROWS}, whose contributors a site counts from one message"
         )
 
 
-def contributors_of(method: ServerMethod, recipe: Recipe) -> bool:
+def counts_contributors(method: ServerMethod, recipe: Recipe) -> bool:
     """Whether sites count the contributors of each class before they send numbers: the method sums some by class."""
-    return form_of(method, recipe.method.name).by_class
+    return read_form(method, recipe.method.name).by_class
 
 
 def score_names(recipe: Recipe) -> tuple[str, ...]:
     """The own scores of trainers that a run's sums have rows for, in their order."""
-    return score_sums.names_of(ScoreNames(recipe.classes, recipe.evaluation.switched_on))
+    return score_sums.list_scores(ScoreNames(recipe.classes, recipe.evaluation.switched_on))
 
 
-def layout_of(method: ServerMethod, state: Payload) -> SumLayout:
+def lay_out(method: ServerMethod, state: Payload) -> SumLayout:
     """The layout of the vectors of a round that starts from this state, of a method that passed `check_secure`."""
     form = cast("SummableMethod", method).sum_form()
     return SumLayout.of(form, method.expects(state).required, sent(method, state, ""))
