@@ -29,17 +29,17 @@ HALVES = [
 CLIENT = """
 Array CalibratedEnsemble ClassRows ClientMethod ComparedBy ComparingMethod ConfigError Cores CosineHead Declaration
 Distance DpCost Exchange FailureReason FitContext FitStart LocalLoss Loss MethodHead ParameterGroup Part Payload
-Personal Plan PrivateMethod PrototypeHead RefiningMethod SiteId SplitModel Step SumForm SummableMethod TaskFailedError
-Tensors Trained Update Weigher Weighting balanced_softmax class_gradients class_means class_shares client_methods
-compute_losses distance distillation distribution_gap dump frequent frozen held inter_class intra_class label_shares
-load load_joined mean_discrepancy mixed mixture model_contrast named prototypical_contrast proximal remembered
-sgd_length site_models soft_labels stacked supervised towards train train_head weights
+Personal Plan PrivateMethod PrototypeHead RefiningClientMethod SiteId SplitModel Step SumForm SummableClientMethod
+TaskFailedError Tensors Trained Update Weigher Weighting balanced_softmax class_gradients class_means class_shares
+client_methods compute_losses distance distillation distribution_gap dump frequent frozen held inter_class intra_class
+label_shares load load_joined mean_discrepancy mixed mixture model_contrast named prototypical_contrast proximal
+remembered sgd_length site_models soft_labels stacked supervised towards train train_head weights
 """
 SERVER = """
 Array ClassRows ClasswiseMethod ConfigError ContributorMeans ExpectedUpdate JoiningMethod Mean Method NOTHING
-OwnStartMethod Part Payload RefiningMethod RoundContext ServerMethod SiteId StateError SumForm SummableMethod Sums
-TensorSpec Tensors Update Weighting describe distance_norm is_buffer like prototype_rows server_methods towards unit
-weigh weighted_mean weights
+OwnStartMethod Part Payload RefiningServerMethod RoundContext ServerMethod SiteId StateError SumForm
+SummableServerMethod Sums TensorSpec Tensors Update Weighting describe distance_norm is_buffer like prototype_rows
+server_methods towards unit weigh weighted_mean weights
 """
 
 

@@ -94,12 +94,12 @@ __all__ = [
     "Plan",
     "PrivateMethod",
     "PrototypeHead",
-    "RefiningMethod",
+    "RefiningClientMethod",
     "SiteId",
     "SplitModel",
     "Step",
     "SumForm",
-    "SummableMethod",
+    "SummableClientMethod",
     "TaskFailedError",
     "Tensors",
     "Trained",
@@ -208,7 +208,7 @@ class ComparingMethod(ClientMethod, Protocol):
     compared_by: ClassVar[ComparedBy]
 
 
-class SummableMethod(ClientMethod, Protocol):
+class SummableClientMethod(ClientMethod, Protocol):
     """A client half whose updates can be summed: its site may take part with `federation.secure = true`."""
 
     def sum_form(self) -> SumForm:
@@ -234,7 +234,7 @@ class PrivateMethod(ClientMethod, Protocol):
         """
 
 
-class RefiningMethod(ClientMethod, Protocol):
+class RefiningClientMethod(ClientMethod, Protocol):
     """A client half of a method whose aggregates an evaluator refines, as the server half says."""
 
     def refine(self, local: FitContext, received: Payload) -> Update:
@@ -249,9 +249,9 @@ class RefiningMethod(ClientMethod, Protocol):
         """
 
 
-def refining(half: ClientMethod) -> RefiningMethod | None:
+def refining(half: ClientMethod) -> RefiningClientMethod | None:
     """The half, if it refines models."""
-    return cast("RefiningMethod", half) if hasattr(half, "refine") else None
+    return cast("RefiningClientMethod", half) if hasattr(half, "refine") else None
 
 
 def compute_dp_cost(half: ClientMethod, name: str, plan: Plan) -> DpCost:
@@ -286,8 +286,8 @@ client_methods: Registry[ClientMethod] = Registry(
     protocols=(
         ClientMethod,
         ComparingMethod,
-        SummableMethod,
+        SummableClientMethod,
         PrivateMethod,
-        RefiningMethod,
+        RefiningClientMethod,
     ),
 )

@@ -48,13 +48,13 @@ __all__ = [
     "OwnStartMethod",
     "Part",
     "Payload",
-    "RefiningMethod",
+    "RefiningServerMethod",
     "RoundContext",
     "ServerMethod",
     "SiteId",
     "StateError",
     "SumForm",
-    "SummableMethod",
+    "SummableServerMethod",
     "Sums",
     "TensorSpec",
     "Tensors",
@@ -139,7 +139,7 @@ class ClasswiseMethod(ServerMethod, Protocol):
         """The model of class `c`, BODY and HEAD."""
 
 
-class SummableMethod(ServerMethod, Protocol):
+class SummableServerMethod(ServerMethod, Protocol):
     """A server half that can do with sums: it may run with `federation.secure = true`.
 
     It then sends all sites the same, for sites that start from different models are never summed; its client half has
@@ -177,7 +177,7 @@ class JoiningMethod(ServerMethod, Protocol):
         """The state once the update of a site that took no part is known, which counts in nothing that others get."""
 
 
-class RefiningMethod(ServerMethod, Protocol):
+class RefiningServerMethod(ServerMethod, Protocol):
     """A server half whose states need PyTorch: an evaluator makes of each round's aggregate what the round publishes.
 
     Its client half has `refine`. Round 0 publishes what `init` makes, as of any method.
@@ -193,9 +193,9 @@ class RefiningMethod(ServerMethod, Protocol):
         """The state that the round publishes, of an aggregate and of what the evaluator made of it."""
 
 
-def refining(method: ServerMethod) -> RefiningMethod | None:
+def refining(method: ServerMethod) -> RefiningServerMethod | None:
     """The method, if an evaluator refines its states."""
-    return cast("RefiningMethod", method) if hasattr(method, "refined") else None
+    return cast("RefiningServerMethod", method) if hasattr(method, "refined") else None
 
 
 def joined(method: ServerMethod, state: Payload, update: Update) -> Payload:
@@ -207,7 +207,14 @@ server_methods: Registry[ServerMethod] = Registry(
     "method",
     half="server",
     home="protofed.server.methods",
-    protocols=(ServerMethod, ClasswiseMethod, SummableMethod, OwnStartMethod, JoiningMethod, RefiningMethod),
+    protocols=(
+        ServerMethod,
+        ClasswiseMethod,
+        SummableServerMethod,
+        OwnStartMethod,
+        JoiningMethod,
+        RefiningServerMethod,
+    ),
 )
 
 

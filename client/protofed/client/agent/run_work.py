@@ -18,7 +18,7 @@ from protofed.client.agent.heartbeat import idle_heartbeat_s
 from protofed.client.agent.scores import OwnScoreKeeper, PlainScores, Scorer, SecureScores
 from protofed.client.agent.task_tools import DpBudget, Spending, TaskTools
 from protofed.client.base_checks.judge import base_refusal
-from protofed.client.method import RefiningMethod, refining
+from protofed.client.method import RefiningClientMethod, refining
 from protofed.client.models.catalogue import first_model
 from protofed.client.policy.policy import Released
 from protofed.client.secure_aggregation.partners import Membership
@@ -462,7 +462,7 @@ def warn_if_it_cannot(site: Site, run: PreparedRun) -> None:
         )
 
 
-def _for_refining(site: Site, run: PreparedRun) -> tuple[RefiningMethod, PreparedRun]:
+def _for_refining(site: Site, run: PreparedRun) -> tuple[RefiningClientMethod, PreparedRun]:
     """The method that refines, and the run with the evaluator's auxiliary images as its only data.
 
     Raises:

@@ -36,7 +36,7 @@ from protofed.deploy.site.plan_request import asked, broken, still_open, withhel
 from protofed.deploy.site.privacy import PrivacyPlan, privacy_plan
 from protofed.deploy.site.privacy import plain as plain_privacy
 from protofed.deploy.site.server_view import ServerView, server_view
-from protofed.server.method import RoundContext, ServerMethod, SummableMethod, refining, sent, server_methods
+from protofed.server.method import RoundContext, ServerMethod, SummableServerMethod, refining, sent, server_methods
 from protofed.server.rounds.context import round_context
 from protofed.server.rounds.secure_aggregation.totals import lay_out
 
@@ -280,7 +280,7 @@ def _after(
         other_updates = (replace(update, site=f"{update.site}-{number}") for number in range(1, context.sites))
         new = server.aggregate(state, [update, *other_updates], context)
     else:
-        new = cast("SummableMethod", server).from_sums(state, Sums(layout, layout.numbers(update)), context)
+        new = cast("SummableServerMethod", server).from_sums(state, Sums(layout, layout.numbers(update)), context)
     if (half := refining(server)) is None:
         return new
     return half.refined(new, Update("", _update_of_ones(half.expects_refined(new).required)), context)

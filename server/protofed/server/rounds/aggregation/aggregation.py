@@ -25,7 +25,7 @@ from protofed.common.secure_aggregation.groups import Groups
 from protofed.server.method import (
     NOTHING,
     ExpectedUpdate,
-    RefiningMethod,
+    RefiningServerMethod,
     RoundContext,
     ServerMethod,
     drop_private,
@@ -415,7 +415,12 @@ class Refinements:
     """
 
     def __init__(
-        self, run: str, method: RefiningMethod, publisher: Publisher, context: ServerContext, invitations: Invitations
+        self,
+        run: str,
+        method: RefiningServerMethod,
+        publisher: Publisher,
+        context: ServerContext,
+        invitations: Invitations,
     ) -> None:
         self._run, self._method, self._publisher = run, method, publisher
         self._context, self._ledger, self._invitations = context, context.ledger, invitations

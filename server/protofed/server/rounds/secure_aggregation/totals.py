@@ -16,7 +16,7 @@ from protofed.common.protocol.scores import ScoreNames
 from protofed.common.secure_aggregation import score_sums
 from protofed.common.secure_aggregation.linear_form import WEIGHT, FixedPoint, SumLayout, Sums, read_form
 from protofed.common.secure_aggregation.messages import MAX_ROWS
-from protofed.server.method import RoundContext, ServerMethod, SummableMethod, sent
+from protofed.server.method import RoundContext, ServerMethod, SummableServerMethod, sent
 
 
 def check_secure(recipe: Recipe, method: ServerMethod) -> None:
@@ -46,7 +46,7 @@ def score_names(recipe: Recipe) -> tuple[str, ...]:
 
 def lay_out(method: ServerMethod, state: Payload) -> SumLayout:
     """The layout of the vectors of a round that starts from this state, of a method that passed `check_secure`."""
-    form = cast("SummableMethod", method).sum_form()
+    form = cast("SummableServerMethod", method).sum_form()
     return SumLayout.of(form, method.expects(state).required, sent(method, state, ""))
 
 
@@ -79,7 +79,7 @@ def next_state(
     context: RoundContext,
 ) -> Payload:
     """The state that a method makes of an opened total [N] uint64."""
-    return cast("SummableMethod", method).from_sums(state, Sums.opened(layout, total, fixed_point), context)
+    return cast("SummableServerMethod", method).from_sums(state, Sums.opened(layout, total, fixed_point), context)
 
 
 def unmasked_total(
