@@ -52,7 +52,7 @@ def on_files(files: Files, config: Any) -> Files:
     todo = [file.src_uri for file in files if file.src_uri.endswith(".md")]
     for uri in [file.src_uri for file in files if file.src_uri.endswith(".ipynb")]:
         markdown, pictures = notebooks.page(ROOT / "docs" / uri)
-        files.append(File.generated(config, _page_of(uri), content=markdown))
+        files.append(File.generated(config, _page_path(uri), content=markdown))
         for name, picture in pictures.items():
             files.append(File.generated(config, f"{posixpath.dirname(uri)}/{name}", content=picture))
         todo += _targets(uri, markdown)
@@ -76,8 +76,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     def led(link: re.Match[str]) -> str:
         target = _site_uri(uri, link[2])
-        if target and target.endswith(".ipynb") and _page_of(target) != uri:
-            target = _page_of(target)
+        if target and target.endswith(".ipynb") and _page_path(target) != uri:
+            target = _page_path(target)
         relative = posixpath.relpath(target, posixpath.dirname(uri) or ".") if target else link[2]
         return f"{link[1]}{relative}{link[3] or ''}{link[4]}"
 
@@ -103,7 +103,7 @@ def _site_uri(uri: str, link: str) -> str | None:
     return path.removeprefix("docs/") if path.startswith("docs/") else f"{OUTSIDE}/{path}"
 
 
-def _page_of(notebook: str) -> str:
+def _page_path(notebook: str) -> str:
     return f"{notebook.removesuffix('.ipynb')}.md"
 
 

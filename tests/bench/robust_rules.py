@@ -77,7 +77,7 @@ def aggregate(blobs: FolderBlobs, state: Payload, updates: list[UpdateRow], rule
     opened = publisher.opened(updates) if publisher.chooses(state) else {}
     rejected = publisher.rejected(state, updates, opened)
     used = [row for row in updates if row.task.site not in rejected]
-    publisher.aggregation_of(state, used, round_context(), opened=opened)
+    publisher.aggregate(state, used, round_context(), opened=opened)
 
 
 def peak_mb(rule: Robust, sites: int) -> float:

@@ -161,7 +161,7 @@ def _set_up() -> None:
 @contextmanager
 def simulated(case: Case, processes: int = 1) -> Iterator[Rounds]:
     """A simulation that goes on by some rounds at a call."""
-    with simulation(case.recipe, sites=case.sites(), crew=choose_workers(processes)) as running:
+    with simulation(case.recipe, sites=case.sites(), pool=choose_workers(processes)) as running:
 
         def now() -> int:
             phase: Phase = running.run.phase

@@ -19,7 +19,7 @@ from protofed.common.payload import Array, Part, Payload, Update, describe, dist
 from protofed.common.protocol.scores import Spread, spreads
 from protofed.deploy.simulation.simulation import Simulation, simulation
 from protofed.server.operator.verification import VerificationResult, verify_round
-from protofed.testing.crew import CrewHere
+from protofed.testing.local_pool import LocalPool
 from protofed.testing.small_recipe import OPTIONS, small_recipe
 
 METHODS: list[dict[str, Any]] = [
@@ -90,7 +90,7 @@ def test_it_learns_as_without_and_every_state_comes_out_again(method: dict[str, 
 @pytest.mark.parametrize("method", long(METHODS, itemgetter("name")), ids=identity)
 def test_neither_restarts_nor_order_nor_workers_change_a_bit(method: dict[str, Any], tmp_path: Path) -> None:
     recipe = recipe_of(method)
-    with simulation(recipe, crew=partial(CrewHere, 2)) as running:
+    with simulation(recipe, pool=partial(LocalPool, 2)) as running:
         dataclasses.replace(running, agents=list(reversed(running.agents))).go()
         expected = digest(running)
     for done in range(recipe.rounds):

@@ -399,7 +399,7 @@ class RunView:
         present = self.recalls("newest", "global")
         return 1 / (len(present) or self.classes)
 
-    def round_of(self, which: str) -> int | None:
+    def find_round(self, which: str) -> int | None:
         """The round of the `newest` or the `best` scores by class."""
         number: int | None = self.raw["classes"][which]["round"]
         return number

@@ -28,8 +28,8 @@ from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, build_a
 from protofed.server.method import refining as refining_half
 from protofed.server.method import server_methods
 from protofed.server.operator.verification import VerificationResult, verify_round
-from protofed.testing.crew import CrewHere
 from protofed.testing.live_server import LiveServer, links
+from protofed.testing.local_pool import LocalPool
 from protofed.testing.small_recipe import small_recipe
 
 LEARNT, PERSONAL = 0.4, 0.75  # accuracy required of a model on ten classes; of a site's own model on its classes
@@ -160,7 +160,7 @@ class MethodConformance:
             assert _result(backwards).digest == simulated.digest
 
     def test_several_workers_give_the_same_bytes_and_scores(self, method: str, simulated: MethodResult) -> None:
-        with simulation(small_recipe(method), crew=partial(CrewHere, 2)) as running:
+        with simulation(small_recipe(method), pool=partial(LocalPool, 2)) as running:
             running.go()
             assert _result(running) == simulated
 

@@ -28,7 +28,7 @@ from protofed.deploy.experiments.summary import summarise, usual
 from protofed.deploy.simulation.run_tables import simulate_with_progress
 from protofed.deploy.simulation.simulation import Simulation, everything, held_out_scores, simulation
 from protofed.server.rounds.context import build_method
-from protofed.testing.crew import CrewHere
+from protofed.testing.local_pool import LocalPool
 
 RecipeOf = Callable[..., Recipe]
 CPU = torch.device("cpu")
@@ -108,7 +108,7 @@ def test_with_cwfedavg_it_is_the_mixture_by_the_shares_that_its_training_gave(re
 
 def test_workers_and_a_restart_change_nothing(recipe_of: RecipeOf, tmp_path: Path) -> None:
     recipe = of_six(recipe_of, "fednh")
-    with simulation(recipe) as alone, simulation(recipe, crew=partial(CrewHere, 2)) as spread:
+    with simulation(recipe) as alone, simulation(recipe, pool=partial(LocalPool, 2)) as spread:
         alone.go()
         spread.go()
         expected = held_out_scores(alone)

@@ -20,7 +20,7 @@ from protofed.deploy import shipped
 from protofed.deploy.simulation.simulation import EVALUATOR, build_agents, everything, simulation
 from protofed.deploy.simulation.sites import DirectLink
 from protofed.deploy.simulation.workers import Beginning
-from protofed.testing.crew import CrewHere
+from protofed.testing.local_pool import LocalPool
 
 RecipeOf = Callable[..., Recipe]
 WITH_PROTOTYPES = ("fednh", "fedproc", "fedprp")
@@ -152,19 +152,19 @@ def test_a_server_takes_a_held_site_for_no_round(
 def test_a_policy_holds_for_what_workers_load_and_compute(recipe_of: RecipeOf) -> None:
     started: list[frozenset[str]] = []
 
-    class Spy(CrewHere):
+    class Spy(LocalPool):
         def start(self, worker: int, beginning: Beginning) -> None:
             started.append(beginning.plugins)
             super().start(worker, beginning)
 
     recipe = recipe_of("fedavg")
     for policy in (careful(recipe, plugins=["another"]), None):
-        with simulation(recipe, policy=policy, crew=partial(Spy, 1)):
+        with simulation(recipe, policy=policy, pool=partial(Spy, 1)):
             pass
     assert started == [{"another"}, recipe.names]
     found = []
-    for policy, crew in ((careful(recipe), None), (careful(recipe), partial(CrewHere, 2)), (None, None)):
-        with simulation(recipe, policy=policy, crew=crew) as running:
+    for policy, pool in ((careful(recipe), None), (careful(recipe), partial(LocalPool, 2)), (None, None)):
+        with simulation(recipe, policy=policy, pool=pool) as running:
             running.go()
             found.append((digest(running), running.ledger.scores(recipe.name)))
     assert found[0] == found[1]

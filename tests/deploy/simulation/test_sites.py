@@ -15,7 +15,7 @@ from protofed.common.protocol.messages import Task, TaskKind
 from protofed.deploy.simulation.simulation import Simulation, simulation
 from protofed.deploy.simulation.sites import TrainingLog
 from protofed.server.rounds.machine.phases import Collecting
-from protofed.testing.crew import CrewHere
+from protofed.testing.local_pool import LocalPool
 
 RecipeOf = Callable[..., Recipe]
 # Epochs of a fit whose plan says 2, by the methods' own definitions.
@@ -46,7 +46,7 @@ def test_every_epoch_that_a_method_trains_is_counted(method: str, recipe_of: Rec
 
 def test_workers_and_an_interruption_change_no_count(recipe_of: RecipeOf, tmp_path: Path) -> None:
     recipe = recipe_of("ditto", rounds=2)
-    with simulation(recipe) as alone, simulation(recipe, crew=partial(CrewHere, 2)) as spread:
+    with simulation(recipe) as alone, simulation(recipe, pool=partial(LocalPool, 2)) as spread:
         alone.go()
         spread.go()
         assert spread.training.by_round() == alone.training.by_round()

@@ -40,7 +40,7 @@ BASE = codec.encode({})
 
 
 class Paper:
-    """A crew that writes down what it gets and says what it is told to."""
+    """A pool that writes down what it gets and says what it is told to."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -263,7 +263,7 @@ def test_a_killed_worker_changes_no_row_of_the_ledger(recipe_of: Recipes, tmp_pa
         running.go()
         expected = end(running)
     killed: list[int] = []
-    with simulation(recipe, tmp_path / "two", crew=partial(WorkerProcesses, 2)) as running:
+    with simulation(recipe, tmp_path / "two", pool=partial(WorkerProcesses, 2)) as running:
 
         def kill() -> None:
             if getattr(running.run.phase, "round", 0) == 2 and not killed:
@@ -301,7 +301,7 @@ def test_a_simulation_that_ends_takes_its_workers_along_and_goes_on_with_others(
         process.wait()
     wait_for(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
     recipe = shipped.recipe("digits-fedavg", settings)
-    with simulation(recipe, state, crew=choose_workers(2)) as running:
+    with simulation(recipe, state, pool=choose_workers(2)) as running:
         more = len(states(running)) + 1
         running.go(until=lambda: len(states(running)) > more)
         found = states(running)

@@ -124,7 +124,7 @@ def test_what_is_finished_counts_no_more(
             case "drop":
                 uploads.drop(one)
             case "drop of":
-                uploads.drop_of("ann", f"n{number}")
+                uploads.drop_all("ann", f"n{number}")
             case _:
                 uploads.collect(0.0, time.time() + 1)
         assert one not in uploads
@@ -153,7 +153,7 @@ def test_a_closed_invitations_uploads_go_and_all_but_the_open_ones(uploads: Uplo
     kept = [upload("ann", "n2"), upload("bob", "n1")]
     for one in (upload("ann", "n1"), *kept):
         uploads.begin(one, TOTAL)
-    assert (uploads.drop_of("ann", "n1") if closed else uploads.drop_but("ann", "n2")) == 1
+    assert (uploads.drop_all("ann", "n1") if closed else uploads.drop_but("ann", "n2")) == 1
     assert [upload("ann", "n1") in uploads, *(one in uploads for one in kept)] == [False, True, True]
 
 

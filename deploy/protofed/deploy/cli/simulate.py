@@ -15,7 +15,7 @@ from protofed.deploy.cli.options import DryRun, DryWrite, Set, needs_recipe, pri
 
 if TYPE_CHECKING:
     from protofed.common.config.recipe import Recipe
-    from protofed.deploy.simulation.simulation import NewCrew
+    from protofed.deploy.simulation.simulation import NewPool
 
 console = Console()
 
@@ -77,7 +77,7 @@ def simulate(
         return
     keep_memory()
     try:
-        result = simulate_with_progress(read, state, device, rules, _crew(workers, ray, device), as_json=as_json)
+        result = simulate_with_progress(read, state, device, rules, _pool(workers, ray, device), as_json=as_json)
     except KeyboardInterrupt:
         if state is not None:
             typer.echo(f"interrupted; the same command goes on from what is in {state}", err=True)
@@ -154,7 +154,7 @@ def demo(
     run_demo(keep, console)
 
 
-def _crew(workers: int | None, ray: str | None, device: str) -> NewCrew | None:
+def _pool(workers: int | None, ray: str | None, device: str) -> NewPool | None:
     """The workers of a simulation: processes of this machine, or actors of a Ray cluster."""
     from protofed.deploy.experiments.ray_node import set_up
     from protofed.deploy.progress import usable_cores

@@ -31,20 +31,20 @@ from protofed.deploy.experiments.code_digest import CodeDigest, digest_code
 from protofed.deploy.experiments.experiment import SECONDS, ExperimentJob, Result, RoundTraffic
 from protofed.deploy.progress import usable_cores
 from protofed.deploy.simulation.run_tables import status
-from protofed.deploy.simulation.simulation import NewCrew, Simulation, held_out_scores, simulation
+from protofed.deploy.simulation.simulation import NewPool, Simulation, held_out_scores, simulation
 from protofed.deploy.simulation.worker_processes import choose_workers
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.rows import UpdateRow, one_a_site
 
 
 def run_job(
-    job: ExperimentJob, device: torch.device, report: Callable[[int, str], None], crew: NewCrew | None = None
+    job: ExperimentJob, device: torch.device, report: Callable[[int, str], None], pool: NewPool | None = None
 ) -> None:
     """Simulate the job from where it is to its end and write its result.
 
     Args:
         report: called with the rounds that are done and what goes on.
-        crew: as in `simulation`.
+        pool: as in `simulation`.
 
     Raises:
         ConfigError, DataError: the recipe or its data cannot be used.
@@ -55,7 +55,7 @@ def run_job(
     job.begin(code)
     clock = _Stopwatch(job.folder / SECONDS)
     report(0, "loading")
-    with simulation(job.recipe, job.state, device, crew=crew) as running:
+    with simulation(job.recipe, job.state, device, pool=pool) as running:
         _go(running, clock, report)
         if running.runs.failed:
             job.write_failure(why := f"{running.runs.failed[0]}{running.refused}")

@@ -37,7 +37,7 @@ class SiteActor:
 
 
 class RayWorkers:
-    """A crew on whichever nodes of a cluster have room.
+    """A pool on whichever nodes of a cluster have room.
 
     Args:
         address: as of `joined`.
@@ -60,13 +60,13 @@ class RayWorkers:
         self._working: dict[Any, int] = {}  # by the promise of a result
 
     def start(self, worker: int, beginning: Beginning) -> None:
-        """See `Crew.start`."""
+        """See `WorkerPool.start`."""
         on_node = beginning.model_copy(update={"device": self._cluster.device})
         actor = ray.remote(SiteActor).options(**self._cluster.options)
         self._actors[worker] = actor.remote(*buffers(on_node), self._data)
 
     def submit(self, worker: int, work: Work, frames: Sequence[bytes]) -> None:
-        """See `Crew.submit`."""
+        """See `WorkerPool.submit`."""
         sent = list[Any](buffers(work, frames))
         if work.sent:
             if self._base[0] != work.task.base_digest:
@@ -75,14 +75,14 @@ class RayWorkers:
         self._working[self._actors[worker].carry_out.remote(*sent)] = worker
 
     def results(self, *, wait: bool) -> Sequence[tuple[int, Answer | Lost]]:
-        """See `Crew.results`."""
+        """See `WorkerPool.results`."""
         if not self._working:
             return []
         ready, _ = ray.wait(list(self._working), num_returns=1, timeout=None if wait else 0)
         return [self._result(promise) for promise in ready]
 
     def close(self) -> None:
-        """See `Crew.close`."""
+        """See `WorkerPool.close`."""
         with suppress(RayError):
             for actor in self._actors.values():
                 ray.kill(actor)

@@ -22,7 +22,7 @@ class Rollback:
 
     Attributes:
         to: the round whose state it would continue from.
-        newest: the newest round that ever counted, rejected meanwhile or not: from it sites count.
+        newest: the newest round that ever counted, rolled back meanwhile or not: from it sites count.
     """
 
     run: str
@@ -82,7 +82,7 @@ def _round(run: str, text: str, detail: pb.RunDetail) -> int:
 
 
 def _newest(operator: Operator, detail: pb.RunDetail) -> int:
-    if detail.info.rolled_back:  # later rounds that were rejected are nowhere but among the attempts
+    if detail.info.rolled_back:  # later rounds that were rolled back are nowhere but among the attempts
         detail = operator.show(detail.info.run)
         return max((row.round for row in detail.rounds if row.state), default=0)
     published = any(row.state for row in detail.rounds)

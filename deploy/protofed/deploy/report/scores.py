@@ -99,7 +99,7 @@ def by_class(record: RunView) -> Section:
     missing = [_missing_recalls(record, model) for model, recalls in newest.items() if not recalls]
     if not any(newest.values()):
         return Section("classes", "Class by class", missing=missing)
-    rounds = {which: record.round_of(which) for which in ("newest", "best")}
+    rounds = {which: record.find_round(which) for which in ("newest", "best")}
     own = OWN_MEAN if newest["personal"] else ""
     lead = [f"Recall is the share of a class's test images that a model names rightly{own}."]
     if rounds["newest"] != rounds["best"]:

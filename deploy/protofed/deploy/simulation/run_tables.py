@@ -23,7 +23,7 @@ from protofed.common.protocol.messages import Scores
 from protofed.common.protocol.scores import Spread, spreads
 from protofed.deploy.progress import progress
 from protofed.deploy.run_view import BestSnapshot, best_sentence, warning_lines
-from protofed.deploy.simulation.simulation import NewCrew, held_out_scores, simulation
+from protofed.deploy.simulation.simulation import NewPool, held_out_scores, simulation
 from protofed.deploy.tables import BOXED, Column, terminal
 from protofed.server.operator.run_record import Overview, find_best, overview
 from protofed.server.rounds.machine.phases import (
@@ -135,7 +135,7 @@ def simulate_with_progress(
     state: Path | None,
     device: str,
     policy: Path | None = None,
-    crew: NewCrew | None = None,
+    pool: NewPool | None = None,
     *,
     as_json: bool = False,
 ) -> Simulated:
@@ -145,7 +145,7 @@ def simulate_with_progress(
         state: folder that keeps the simulation; None: in memory.
         device: auto, cpu, cuda or cuda:N.
         policy: file with the policy of all sites; None: everything that the method sends may leave.
-        crew: as in `simulation`.
+        pool: as in `simulation`.
         as_json: standard output is for the caller's JSON: the scores are shown on standard error, as the bar is.
 
     Raises:
@@ -161,7 +161,7 @@ def simulate_with_progress(
     )  # 30: warnings only, the bar shows the progress
     with (
         progress(recipe.name, recipe.rounds, "rounds", stays=True) as bar,
-        simulation(recipe, state, pick_device(device), policy=site_policy, crew=crew) as running,
+        simulation(recipe, state, pick_device(device), policy=site_policy, pool=pool) as running,
     ):
         bar.say("making the model")
         running.go(on_task=lambda: bar.to(*status(running.run.phase, recipe.rounds)))

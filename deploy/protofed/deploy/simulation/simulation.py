@@ -35,7 +35,7 @@ from protofed.common.payload import Exchange, Part, Payload, SiteId
 from protofed.common.protocol.messages import MAX_BYTES, Assignment, Role, Scores, Task, TaskKind, Verdict
 from protofed.common.protocol.scores import SCALARS
 from protofed.deploy.simulation.sites import TRAINED, DirectLink, TrainingLog, settled_when_aggregated
-from protofed.deploy.simulation.workers import Beginning, Block, Crew, Workers
+from protofed.deploy.simulation.workers import Beginning, Block, WorkerPool, Workers
 from protofed.server.access.certificates import Certificates
 from protofed.server.method import joined, sent
 from protofed.server.rounds.context import build_method, open_server
@@ -49,7 +49,7 @@ from protofed.server.storage.ledger import Ledger
 log = structlog.get_logger()
 EVALUATOR = "evaluator"
 SHOWN = 3  # reasons in a sentence, and sites of each
-NewCrew: TypeAlias = Callable[[Block], Crew]
+NewPool: TypeAlias = Callable[[Block], WorkerPool]
 
 
 @dataclass(frozen=True)
@@ -274,13 +274,13 @@ def simulation(
     device: torch.device | None = None,
     sites: Sequence[SiteData] | None = None,
     policy: Policy | None = None,
-    crew: NewCrew | None = None,
+    pool: NewPool | None = None,
 ) -> Iterator[Simulation]:
     """Open a simulation of a recipe; `sites` as in `load_data`, `policy` as in `build_agents`.
 
     Args:
         state: folder that keeps the simulation; an unfinished run in it continues. None: in memory.
-        crew: hires the workers that compute, given the memory with the data of all sites; None: this process does.
+        pool: starts the workers that compute, given the memory with the data of all sites; None: this process does.
 
     Raises:
         ConfigError: the recipe cannot be used.
@@ -305,17 +305,17 @@ def simulation(
         training = TrainingLog(None if state is None else state / TRAINED)
         resources.callback(training.close)
         (data, held_out), workers = _all_data(recipe, sites), None
-        if crew is not None:
+        if pool is not None:
             block = Block()
             resources.callback(block.close)
             contents, memory = share(data, block.sized, augmented=recipe.plan.augmentation != "none")
             shared = Shared(contents, memory, recipe.input, recipe.classes)
             data = {name: shared.site(name) for name in data}
-            hired = crew(block)
-            resources.callback(hired.close)
+            workers_pool = pool(block)
+            resources.callback(workers_pool.close)
             where = str(device or torch.device("cpu"))
             beginning = Beginning(recipe=recipe.model_dump_json(), plugins=allowed, device=where, data=contents)
-            workers = Workers(hired, beginning, blobs.get, training.note)
+            workers = Workers(workers_pool, beginning, blobs.get, training.note)
         violations: dict[SiteId, str] = {}
         agents = build_agents(
             recipe,

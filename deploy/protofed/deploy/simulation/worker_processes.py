@@ -14,7 +14,7 @@ from multiprocessing.connection import wait as wait_for
 
 from protofed.deploy.logs import LEVEL
 from protofed.deploy.progress import end, start_module
-from protofed.deploy.simulation.workers import Answer, Beginning, Block, Crew, Lost, Work, WorkResult, buffers
+from protofed.deploy.simulation.workers import Answer, Beginning, Block, Lost, Work, WorkerPool, WorkResult, buffers
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class _Process:
 
 
 class WorkerProcesses:
-    """A crew of processes, each with one thread."""
+    """A pool of processes, each with one thread."""
 
     def __init__(self, size: int, block: Block) -> None:
         self.size, self._block = size, block
@@ -48,21 +48,21 @@ class WorkerProcesses:
         self._spare = [self._started() for _ in range(size)]  # all at once: each takes seconds to import PyTorch
 
     def start(self, worker: int, beginning: Beginning) -> None:
-        """See `Crew.start`."""
+        """See `WorkerPool.start`."""
         self._running[worker] = self._spare.pop() if self._spare else self._started()
         self._running[worker].send(buffers(beginning))
 
     def submit(self, worker: int, work: Work, frames: Sequence[bytes]) -> None:
-        """See `Crew.submit`."""
+        """See `WorkerPool.submit`."""
         self._running[worker].send(buffers(work, frames))
 
     def results(self, *, wait: bool) -> Sequence[tuple[int, Answer | Lost]]:
-        """See `Crew.results`: one of each worker."""
+        """See `WorkerPool.results`: one of each worker."""
         ready = wait_for([process.connection for process in self._running.values()], None if wait else 0)
         return [(worker, of.result()) for worker, of in sorted(self._running.items()) if of.connection in ready]
 
     def close(self) -> None:
-        """See `Crew.close`."""
+        """See `WorkerPool.close`."""
         processes = [*self._running.values(), *self._spare]
         for each in processes:
             each.connection.close()
@@ -85,6 +85,6 @@ class WorkerProcesses:
         return _Process(ours, process)
 
 
-def choose_workers(workers: int) -> Callable[[Block], Crew] | None:
-    """The `crew` of a `simulation` with so many worker processes; a single one is the simulation's own process."""
+def choose_workers(workers: int) -> Callable[[Block], WorkerPool] | None:
+    """The `pool` of a `simulation` with so many worker processes; a single one is the simulation's own process."""
     return partial(WorkerProcesses, workers) if workers > 1 else None

@@ -3,7 +3,7 @@
 Sites take their turns, and the server commits their updates, in the order of one worker: only what a site computes in
 its turn may have been computed before, by whichever worker was free. It depends on nothing but what is sent with it.
 
-`Workers` decides who computes what. A `Crew` carries a work to a worker and its result back: to a process of this
+`Workers` decides who computes what. A `WorkerPool` carries a work to a worker and its result back: to a process of this
 machine (`worker_processes`), or to an actor of Ray (`experiments.ray_workers`). There a `SiteWorker` computes.
 """
 
@@ -140,7 +140,7 @@ class Lost:
     cause: str
 
 
-class Crew(Protocol):
+class WorkerPool(Protocol):
     """The workers, wherever they are, by their numbers from 0."""
 
     size: int
@@ -181,19 +181,19 @@ class Workers:
 
     def __init__(
         self,
-        crew: Crew,
+        pool: WorkerPool,
         beginning: Beginning,
         base: Callable[[Digest], bytes],
         note: Callable[[Task, SiteId, int], None] = lambda _task, _site, _examples: None,
     ) -> None:
-        self._crew, self._beginning, self._base, self._note = crew, beginning, base, note
+        self._pool, self._beginning, self._base, self._note = pool, beginning, base, note
         self._numbers, self._moment = itertools.count(), cast("Hashable", None)
         self._waiting: deque[_Job] = deque()
         self._expected: dict[Hashable, _Job] = {}
         self._results: dict[int, Answer] = {}  # by number of the job
-        self._workers = [_Worker() for _ in range(crew.size)]
-        for number in range(crew.size):
-            crew.start(number, self._beginning)
+        self._workers = [_Worker() for _ in range(pool.size)]
+        for number in range(pool.size):
+            pool.start(number, self._beginning)
 
     def prefetch(self, moment: Hashable, works: Callable[[], Iterable[Computation]]) -> None:
         """Begin with what sites will ask for, the longest first; nothing else is expected any more.
@@ -246,7 +246,7 @@ class Workers:
 
     def _move(self, *, wait: bool) -> None:
         self._hand_out()
-        for number, answer in self._crew.results(wait=wait):
+        for number, answer in self._pool.results(wait=wait):
             if isinstance(answer, Lost):
                 self._replace(number, answer)
                 continue
@@ -263,7 +263,7 @@ class Workers:
                 return
             job = self._waiting.popleft()
             worker.jobs[job.number] = job
-            self._crew.submit(number, *self._message(job, worker))
+            self._pool.submit(number, *self._message(job, worker))
 
     def _message(self, job: _Job, worker: _Worker) -> tuple[Work, Sequence[bytes]]:
         work = job.work
@@ -299,7 +299,7 @@ class Workers:
         log.warning("a worker is replaced", why=f"it {loss.cause} {where}")
         # Not what a later moment has given up: the base of it may be removed by now.
         self._waiting.extendleft(job for job in reversed(jobs) if self._expected.get(job.work.key) is job)
-        self._crew.start(number, self._beginning)
+        self._pool.start(number, self._beginning)
 
 
 def _length(work: Computation) -> int:

@@ -64,18 +64,18 @@ class ScoresView:
 
     def alone(self, name: str) -> set[int]:
         """The rounds in which a score left by itself."""
-        return self._rounds_of(name, self.sent.names)
+        return self._find_rounds(name, self.sent.names)
 
     def aggregated(self, name: str) -> set[int]:
         """The rounds in which a score left in a secure aggregation alone."""
-        return self._rounds_of(name, self.sent.aggregated)
+        return self._find_rounds(name, self.sent.aggregated)
 
     @property
     def unlisted(self) -> set[int]:
         """The rounds of which more scores left than the log lists."""
-        return self._rounds_of(UNLISTED, self.sent.names)
+        return self._find_rounds(UNLISTED, self.sent.names)
 
-    def _rounds_of(self, name: str, names: Mapping[int, set[str]]) -> set[int]:
+    def _find_rounds(self, name: str, names: Mapping[int, set[str]]) -> set[int]:
         return {scored.round for scored in self.rounds if name in names.get(scored.round, ())}
 
     def plain(self) -> dict[str, Any]:

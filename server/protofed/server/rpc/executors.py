@@ -155,7 +155,7 @@ class CommitGroups:
                 self._blobs.sync()
             for run, ones in groupby(sealed, lambda waiting: waiting.run):
                 same_run = list(ones)
-                answers = self._judged_of(run, [waiting.commit for waiting in same_run])
+                answers = self._judge_run(run, [waiting.commit for waiting in same_run])
                 for waiting, answer in zip(same_run, answers, strict=True):
                     waiting.answer = answer
         finally:
@@ -187,7 +187,7 @@ class CommitGroups:
         except (StateError, OSError) as error:  # it changes no answer
             log.warning("blobs of refused updates stay until the next start", why=str(error))
 
-    def _judged_of(self, run: str, commits: Sequence[Commit]) -> list[Receipt | Exception]:
+    def _judge_run(self, run: str, commits: Sequence[Commit]) -> list[Receipt | Exception]:
         try:
             intake = self._runs.intake(run)  # a run that was rolled back meanwhile has another
         except ProtofedError as error:

@@ -422,8 +422,8 @@ class FederationService(rpc.FederationServicer):
     async def _close(self, upload: Upload, verdict: Verdict) -> None:
         """Drop an upload that was judged, and its task's others, too, unless it is REFUSED: other verdicts close it."""
         uploads, of_task = self._blobs.uploads, (upload.site, upload.task_id)
-        if verdict is not Verdict.REFUSED and uploads.has_of(*of_task):
-            await self._transfer(uploads.drop_of, *of_task)
+        if verdict is not Verdict.REFUSED and uploads.holds_any(*of_task):
+            await self._transfer(uploads.drop_all, *of_task)
             self._forget()
         elif verdict is Verdict.REFUSED and upload in uploads:
             await self._transfer(uploads.drop, upload)

@@ -128,7 +128,7 @@ class Uploads:
     def __contains__(self, upload: Upload) -> bool:
         return upload in self._open
 
-    def has_of(self, site: SiteId, task_id: str) -> bool:
+    def holds_any(self, site: SiteId, task_id: str) -> bool:
         """Whether anything is there that the site sent for an invitation."""
         return any((upload.site, upload.task_id) == (site, task_id) for upload in tuple(self._open))
 
@@ -172,7 +172,7 @@ class Uploads:
         """Forget an upload, if it is there."""
         self._drop(lambda other, _: other == upload)
 
-    def drop_of(self, site: SiteId, task_id: str) -> int:
+    def drop_all(self, site: SiteId, task_id: str) -> int:
         """Forget what a site sent for an invitation that is closed; how many uploads that were."""
         return self._drop(lambda upload, _: (upload.site, upload.task_id) == (site, task_id))
 

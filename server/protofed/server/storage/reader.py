@@ -410,7 +410,7 @@ class LedgerReader:
         be verified, and the newest state of every other run: runs of one seed begin with the same bytes.
 
         Args:
-            former: rounds before `since` that were kept longer than others, as `made_of` says.
+            former: rounds before `since` that were kept longer than others, as `find_made` says.
         """
         longer = sorted({*former, *(number - 1 for number in former)})
         before = dict[Digest, bool]()
@@ -422,7 +422,7 @@ class LedgerReader:
                 before[row.digest] = row.is_state or before.get(row.digest, False)
         return before, needed | {Digest(row.state) for row in self._read(_NEWEST_OF_OTHERS, of_run=run)}
 
-    def made_of(self, run: str, round: int) -> set[Digest]:
+    def find_made(self, run: str, round: int) -> set[Digest]:
         """A round's states, and what is needed to compute them again: its updates and the states before it."""
         return {Digest(row.digest) for row in self._read(_MADE_OF, of_run=run, of_round=round)}
 

@@ -320,7 +320,7 @@ class Aggregation:
                 return Rejected(rejected)
         most = weight_cap(used, self._rules.max_weight_ratio) if self._publisher.weighs(state) else math.inf
         counted = [self._capped(row, most) for row in used]
-        new, statistics = self._publisher.aggregation_of(state, counted, context, groups, opened)
+        new, statistics = self._publisher.aggregate(state, counted, context, groups, opened)
         return new, {**statistics, WEIGHT_CAP: most} if most < math.inf else statistics
 
     def _capped(self, row: UpdateRow, most: float) -> UpdateRow:

@@ -296,10 +296,10 @@ class Publisher:
     def aggregated(
         self, state: Payload | None, rows: Sequence[UpdateRow], context: RoundContext, groups: Groups = ()
     ) -> Payload:
-        """The next state, of `aggregation_of` these updates; args and raises as there."""
-        return self.aggregation_of(state, rows, context, groups)[0]
+        """The next state, of `aggregate` these updates; args and raises as there."""
+        return self.aggregate(state, rows, context, groups)[0]
 
-    def aggregation_of(
+    def aggregate(
         self,
         state: Payload | None,
         rows: Sequence[UpdateRow],

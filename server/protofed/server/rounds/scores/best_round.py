@@ -234,7 +234,7 @@ def prune(
     best, former = best_and_former(records, blobs, run, rankings, chosen_score)
     old, needed = records.referenced(run, before, former)
     if best is not None:
-        needed |= records.made_of(run, best.round)
+        needed |= records.find_made(run, best.round)
     gone = old.keys() - needed
     gone -= _best_of_others(records, blobs, run, gone)
     for address in sorted(gone, key=old.__getitem__):  # states last: by its state a former best round is found
@@ -259,4 +259,4 @@ def kept_state(records: LedgerReader, blobs: Blobs, run: str, round: int) -> Dig
 def _best_of_others(records: LedgerReader, blobs: Blobs, run: str, old: set[Digest]) -> set[Digest]:
     """What the best rounds of other runs need: runs of one seed begin with the same bytes."""
     found = {other: best_kept(records, blobs, other) for other in records.sharing(run, old)}
-    return set().union(*(records.made_of(other, best.round) for other, best in found.items() if best is not None))
+    return set().union(*(records.find_made(other, best.round) for other, best in found.items() if best is not None))
