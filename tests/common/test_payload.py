@@ -22,6 +22,7 @@ from protofed.common.payload import (
     Payload,
     TensorSpec,
     describe,
+    relative_bound,
     same_tensors,
     towards,
     unit,
@@ -271,6 +272,10 @@ def test_means_of_contributors_keep_dtype_and_shape_and_share_nothing_with_what_
 
 
 # same_tensors
+
+
+def test_a_bound_relative_to_a_model_of_zeros_is_none() -> None:
+    assert (relative_bound(2.0, 3.0), relative_bound(0.0, 3.0)) == (6.0, float("inf"))
 
 
 def test_same_tensors_sees_every_difference() -> None:
