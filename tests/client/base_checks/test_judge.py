@@ -196,6 +196,17 @@ def test_models_of_other_sites_are_refused_where_the_policy_receives_none() -> N
     assert declined_by_policy(site, refused)
 
 
+@pytest.mark.parametrize("part", [Part.CONTROL, Part.CLASS_MODELS])
+def test_what_the_method_does_not_use_is_refused_whether_or_not_bases_are_checked(part: Part) -> None:
+    """A server could hide a model for this site in it."""
+    site = AgentHarness(rules=dict(RULES))
+    more = corrected(0.0)[Part.CONTROL] if part is Part.CONTROL else stacked(SEEDS_OWN)
+    refused = site.fit(1, {**SEEDS_OWN, part: more})
+    work(site.agent(), 1)
+    assert site.link.pushed == []
+    assert declined_by_policy(site, refused)
+
+
 def test_models_of_unequal_numbers_and_control_variates_of_another_model_are_none() -> None:
     stacks = stacked(SEEDS_OWN, SEEDS_OWN)
     first = next(iter(stacks))

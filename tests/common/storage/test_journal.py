@@ -83,10 +83,16 @@ def put_in(found: list[bytes]) -> list[bytes]:
     return [*found[:2], new.line(), *found[2:]]
 
 
+def renumbered(found: list[bytes]) -> list[bytes]:
+    record = journal.Record(**json.loads(found[4]))
+    return [*found[:4], journal.Record(9, record.at, record.event, record.facts, record.prev).sealed().line()]
+
+
 TAMPERINGS: list[tuple[Callable[[list[bytes]], list[bytes]], int]] = [
     (edited, 3),
     (resealed, 4),  # its successor no longer follows
     (put_in, 4),
+    (renumbered, 5),
     (lambda found: [*found[:2], *found[3:]], 3),
     (lambda found: found[1:], 1),
     (lambda found: [found[0], found[2], found[1], *found[3:]], 2),
