@@ -133,7 +133,7 @@ def troubled(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[t
     close_channels(list(daemons))
 
 
-def test_row_37_and_45_a_late_update_is_stale_and_leaves_no_blob(
+def test_row_37_and_45_a_late_update_is_refused_as_late_and_leaves_no_blob(
     troubled: tuple[Any, dict[str, RawClient]], tmp_path: Path
 ) -> None:
     server, daemons = troubled
@@ -146,12 +146,12 @@ def test_row_37_and_45_a_late_update_is_stale_and_leaves_no_blob(
     assert sorted(path.name for path in (tmp_path / "server" / "blobs").rglob("*")) == before
     (row,) = [row for row in server.ledger.updates(RUN, 1) if row.task.site == late.site]
     assert (row.verdict, row.digest) == ("late", codec.digest(codec.encode(update_of(7.0))))
-    assert "refused as stale: round 1 is closed" in shown(server)
+    assert "refused as late: round 1 is closed" in shown(server)
     assert late.task().round == 2
 
 
 @pytest.mark.parametrize("rounds", [1, 6])
-def test_row_45_an_update_that_was_under_way_when_its_round_was_closed_is_stale_and_nothing_of_it_is_kept(
+def test_row_45_an_update_that_was_under_way_when_its_round_was_closed_is_late_and_nothing_of_it_is_kept(
     rounds: int, live_server: Callable[..., Any], recipe_of: RecipeOf, tmp_path: Path
 ) -> None:
     """Even long after, when the model that it starts from is gone."""

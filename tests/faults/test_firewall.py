@@ -110,7 +110,7 @@ def test_row_20_a_strange_id_touches_no_file(site: RawClient, strange: str, tmp_
     assert files(tmp_path) == before
 
 
-def test_row_45_an_update_for_a_closed_round_is_stale(
+def test_row_45_an_update_for_a_closed_round_is_late(
     serve: Callable[..., list[RawClient]], verdicts: Callable[[], list[Any]]
 ) -> None:
     quick, late = serve("site-1", "site-2", deadline_s=1.0, grace=0.1)
