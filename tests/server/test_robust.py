@@ -189,6 +189,7 @@ def test_without_a_score_that_stands_out_nobody_is_rejected() -> None:
     assert krum_rejected(scores, 1, 2.0) == []
     assert len(krum_rejected(scores, 1, 0.5)) == 1  # multi-Krum leaves out f in any case
     assert krum_rejected(krum_scores(products(np.array([[1.0]] * 4 + [[2.0]])), 1), 1, 2.0) == []  # most are equal
+    assert krum_rejected(np.array([1.0, 1.0, 2.0]), 1, 2.0) == []  # as large as the limit, and no larger
 
 
 @given(st.integers(0, 1000), st.integers(0, 3))

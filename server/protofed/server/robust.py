@@ -202,7 +202,7 @@ def krum_scores(products: Array, bad: int) -> Array:
 def krum_rejected(scores: Array, bad: int, margin: float) -> list[int]:
     """Who is not chosen: of the f largest scores those that exceed `margin` times the median of all, [K] -> indices.
 
-    Multi-Krum (margin 0) leaves out f sites in every round, and where classes are skewed these are honest ones with
+    Multi-Krum itself leaves out f sites in every round, and where classes are skewed these are honest ones with
     rare classes; with a margin nobody is left out while no score stands out, nor where most updates are equal.
     """
     order = np.argsort(-scores, kind="stable")[:bad]
