@@ -147,8 +147,9 @@ def test_nothing_outlives_its_ca(tmp_path: Path) -> None:
     made = lifecycle.read_bundle(approved(custom("protofed://site/a"), short), "bundle").certificate
     assert made.not_after == short.certificate.not_valid_after_utc
     request = read_request(custom("protofed://site/a"), "request")
-    with pytest.raises(ConfigError, match=r"the CA in .* is valid from .* until .*certs init"):
-        lifecycle.sign_request(request, short, now=NOW + timedelta(days=6))
+    for off in (-timedelta(days=1), timedelta(days=6)):  # a clock that is wrong, and a CA that has ended
+        with pytest.raises(ConfigError, match=r"the CA in .* is valid from .* until .*certs init"):
+            lifecycle.sign(short, request, 1, datetime.now(UTC) + off)
 
 
 def changed_signature() -> bytes:
