@@ -33,6 +33,11 @@ def test_a_client_half_fits_on_a_page() -> None:
         assert len(code.splitlines()) <= 65, path
 
 
+def test_a_source_file_has_600_lines_at_most() -> None:
+    paths = [path for root in SOURCES[:-1] for path in (ROOT / root / "protofed").rglob("*.py")]
+    assert {path.name: lines for path in paths if (lines := len(path.read_text("utf-8").splitlines())) > 600} == {}
+
+
 def test_what_all_tests_share_imports_neither_pytorch_nor_a_server() -> None:
     """A test of a pure function starts within a second."""
     script = "import sys, tests.conftest; print(*sys.modules)"

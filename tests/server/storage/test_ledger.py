@@ -16,7 +16,7 @@ from protofed.common.protocol.messages import Receipt, SumOf, TaskKind, Verdict
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, TaskRow, UpdateRow
-from protofed.server.verdicts import RoundOutcome
+from protofed.server.verdicts import Rejection, RejectionCode, RoundOutcome
 
 BASE, STATE = digest(b"base"), digest(b"state")
 
@@ -229,6 +229,17 @@ def test_a_nonce_has_one_accepted_update_whatever_is_inserted(ledger: Ledger, ag
     assert counted is not None
     assert counted.receipt() == receipt
     assert [row.verdict for row in ledger.updates("run", 1)] == [Verdict.ACCEPTED, Verdict.REFUSED]
+
+
+def test_an_update_that_was_rejected_stays_so_when_it_comes_again(ledger: Ledger) -> None:
+    (ann,) = opened(ledger, "ann")
+    receipt = ledger.judge(update(ann))
+    (row,) = ledger.updates("run", 1)
+    ledger.reject(row, Rejection(RejectionCode.OUTLIER, "too far"))
+    assert ledger.judge(update(ann)) == receipt
+    assert list(task_statuses(ledger).values()) == ["rejected"]
+    (row,) = ledger.updates("run", 1)
+    assert row.rejected == "too far"
 
 
 def test_updates_that_are_judged_together_are_all_recorded_or_none(ledger: Ledger) -> None:

@@ -203,17 +203,17 @@ class Run:
             case phases.Open(phase):
                 self._open(phase)
             case phases.AskStep(phase, complete):
-                return _there(self.sums).ask(phase, complete=complete)
+                return _required(self.sums).ask(phase, complete=complete)
             case phases.Aggregate(phase, complete, groups):
                 if groups:
                     self._ledger.keep_groups(groups)
                 return self._started(AggregationJob(phase, complete, self.invitations.clear()))
             case phases.AskRefinement(phase):
-                _there(self.refinements).ask(phase)
+                _required(self.refinements).ask(phase)
             case phases.Recall(reason):
-                _there(self.refinements).recall(reason)
+                _required(self.refinements).recall(reason)
             case phases.Refine(phase):
-                return self._started(_there(self.refinements).job(phase))
+                return self._started(_required(self.refinements).job(phase))
             case phases.Abandon(round_, attempt, reason):
                 self._ledger.abandon(self.name, round_, attempt, reason, self.invitations.clear())
                 log.warning("round abandoned", run=self.name, round=round_, attempt=attempt, reason=reason)
@@ -513,7 +513,7 @@ class Run:
         return phase if self._rules.grouping is None else grouped(phase, self._groups, self._rules.grouping)
 
 
-def _there(part: P | None) -> P:
+def _required(part: P | None) -> P:
     """What the effects of a phase need: no run without it has such phases."""
     assert part is not None  # noqa: S101
     return part

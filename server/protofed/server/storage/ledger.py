@@ -42,7 +42,10 @@ _OPEN_OF_SUM = update(db.tasks).where(here(db.tasks, *OF_ATTEMPT, "sum_of"), _ST
 _OPEN_OF_SITE_AND_SUM = update(db.tasks).where(here(db.tasks, *OF_ATTEMPT, "site", "sum_of"), _STILL_OPEN)
 _OPEN_TASK = update(db.tasks).where(here(db.tasks, "task_id"), _STILL_OPEN)
 _TASK = update(db.tasks).where(here(db.tasks, "task_id"))
-_REPORTED = _TASK.where(db.tasks.c.task_status != "reported").values(task_status="reported")
+# Those of which no update counts yet: one that counts, or was rejected after it had, keeps its status.
+_REPORTED = _TASK.where(*(db.tasks.c.task_status != status for status in ("reported", "rejected"))).values(
+    task_status="reported"
+)
 _SCORED = update(db.rounds).where(here(db.rounds, "run", "round"), db.rounds.c.state.is_not(None)).values(scored=True)
 _OPEN_OF_SCORES = (
     update(db.tasks)

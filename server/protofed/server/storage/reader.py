@@ -81,7 +81,7 @@ _UPDATES = (
     .where(_in_attempts(db.updates))
     .order_by(db.updates.c.round, db.updates.c.attempt, db.updates.c.site, db.updates.c.id)
 )
-KIND, SUBJECT = (db.tasks.c.keys().index(name) for name in ("kind", "sum_of"))
+_KIND, _SUM_OF = (db.tasks.c.keys().index(name) for name in ("kind", "sum_of"))
 _OF_TASKS, _OF_UPDATE = slice(len(db.tasks.c)), slice(len(db.tasks.c), None)
 _OF_TASK = select(*_UPDATE).where(here(db.updates, "task_id"))
 _ACCEPTED_OF_TASK = _OF_TASK.where(_ACCEPTED)
@@ -464,8 +464,8 @@ def round_row(row: Row[Any]) -> RoundRow:
 def _task(columns: Sequence[Any]) -> TaskRow:
     """Of the columns of the table, which are in the order of the row's fields."""
     values = list(columns)
-    values[KIND] = TaskKind(values[KIND])
-    values[SUBJECT] = None if values[SUBJECT] is None else SumOf(values[SUBJECT])
+    values[_KIND] = TaskKind(values[_KIND])
+    values[_SUM_OF] = None if values[_SUM_OF] is None else SumOf(values[_SUM_OF])
     return TaskRow(*values)
 
 

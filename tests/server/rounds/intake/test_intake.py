@@ -28,7 +28,7 @@ from protofed.server.methods.fednh import FedNHServer
 from protofed.server.methods.solo import SoloServer
 from protofed.server.rounds.aggregation.publisher import outliers
 from protofed.server.rounds.intake.intake import (
-    MAX_REJECTED,
+    MAX_REFUSED,
     base_problem,
     examined,
     first_model_problem,
@@ -464,24 +464,24 @@ def test_asking_again_after_a_closed_round_adds_no_row_and_other_updates_only_so
     receipts = [lab.push("cyd", lab.model(100.0), task) for _ in range(20)]
     assert len({receipt.record_hash for receipt in receipts}) == 1
     assert verdicts(lab, 1).count(("cyd", "late")) == 1
-    for value in range(1, MAX_REJECTED):
+    for value in range(1, MAX_REFUSED):
         assert lab.push("cyd", lab.model(float(value)), task).verdict is Verdict.LATE
     for value in range(50, 60):
         with pytest.raises(ProtocolError, match="updates were refused for this task"):
             lab.push("cyd", lab.model(float(value)), task)
-    assert verdicts(lab, 1).count(("cyd", "late")) == MAX_REJECTED
+    assert verdicts(lab, 1).count(("cyd", "late")) == MAX_REFUSED
     assert lab.push("cyd", lab.model(100.0), task) == receipts[0]  # what was said once is still said
 
 
 def test_other_updates_after_the_one_that_counts_add_only_some_rows(lab: Lab) -> None:
     task = lab.task("ann")
     assert lab.push("ann", lab.model(1.0), task).verdict is Verdict.ACCEPTED
-    for value in range(2, 2 + MAX_REJECTED):
+    for value in range(2, 2 + MAX_REFUSED):
         for _ in range(3):
             assert lab.push("ann", lab.model(float(value)), task).verdict is Verdict.REFUSED
     with pytest.raises(ProtocolError, match="updates were refused for this task"):
         lab.push("ann", lab.model(99.0), task)
-    assert verdicts(lab, 1) == [("ann", "accepted")] + [("ann", "refused")] * MAX_REJECTED
+    assert verdicts(lab, 1) == [("ann", "accepted")] + [("ann", "refused")] * MAX_REFUSED
     assert lab.push("ann", lab.model(1.0), task).verdict is Verdict.DUPLICATE
 
 

@@ -106,10 +106,7 @@ def first_model_problem(manifest: Manifest, classes: int, max_model_mb: float) -
 
 
 def contents(data: Buffer, manifest: Manifest) -> UpdateProblem | Payload:
-    """The payload of an upload, if it has the tensors that were announced; else what is wrong.
-
-    No copy: an update takes its own size of memory while it is examined.
-    """
+    """The payload of an upload, not copied, if it has the tensors that were announced; else what is wrong."""
     try:
         if codec.manifest(data) != tuple(sorted(manifest.tensors, key=lambda spec: spec.path)):
             return UpdateProblem(RefusalCode.CONTENTS, "the upload holds other tensors than were announced")
@@ -155,9 +152,9 @@ def scalars_problem(metrics: Scores, weight: float | None, expected: ExpectedUpd
     return None
 
 
-def jump_problem(weight: float | None, before: float | None) -> UpdateProblem | None:
+def jump_problem(weight: float, before: float | None) -> UpdateProblem | None:
     """Whether an example count is implausibly far from the site's previous one in this run."""
-    if weight is None or before is None or before / LARGEST_JUMP <= weight <= before * LARGEST_JUMP:
+    if before is None or before / LARGEST_JUMP <= weight <= before * LARGEST_JUMP:
         return None
     text = f"an example count of {weight:g} after {before:g}: expected at most {LARGEST_JUMP} times more or less"
     return UpdateProblem(RefusalCode.COUNT, text)
@@ -171,7 +168,7 @@ log = structlog.get_logger()
 UPLOADED = (TaskKind.INITIALISE, *sorted(TRAININGS), TaskKind.SCORE_SUM, *SUM_STEPS)
 NOTHING_TO_DO = Wait(retry_after_s=1.0)
 NO_ATTEMPT = -1, -1
-MAX_REJECTED = 8  # updates for one invitation: each stays in the ledger, and a broken site must not fill the disk
+MAX_REFUSED = 8  # updates for one invitation: each stays in the ledger, and a broken site must not fill the disk
 
 
 @dataclass(frozen=True)
@@ -214,8 +211,6 @@ class Intake:
         self._counted: tuple[tuple[int, int], Mapping[SiteId, int]] = NO_ATTEMPT, {}
         self._refused: tuple[tuple[int, int], Mapping[str, int]] = NO_ATTEMPT, {}  # likewise, by task id
         self._weights: dict[SiteId, float | None] = {}  # that sites told last, as far as was asked for
-
-    # Tasks
 
     def next_task(self, site: SiteId, instance: str) -> Task | Wait | Finished:
         """The site's open task; Wait if it has none, Finished once the run has ended.
@@ -294,15 +289,13 @@ class Intake:
             case _:
                 return 0.0
 
-    # Updates
-
     def begin(
         self, site: SiteId, instance: str, task_id: str, round: int, base: Digest | None, manifest: Manifest
     ) -> Receipt | None:
         """Judge an announced upload before a byte of it is sent; None: send it.
 
         Raises:
-            ProtocolError: the site has no such task in this round, or too many updates were rejected for it.
+            ProtocolError: the site has no such task in this round, or too many updates were refused for it.
         """
         self._presence.seen(site, instance, task_id)
         row = self._invitation(site, task_id, *UPLOADED)
@@ -318,7 +311,7 @@ class Intake:
             problem = self._announced_for_sum(row, manifest)
         elif problem is None:
             problem = manifest_problem(manifest, self.expected(row))
-        return self._reject(row, manifest, problem) if problem else None
+        return self._refuse(row, manifest, problem) if problem else None
 
     def verdict_if_closed(self, site: SiteId, instance: str, task_id: str, manifest: Manifest) -> Receipt | None:
         """The verdict on an upload that can no longer count, whatever its bytes are; None: its invitation is open.
@@ -354,7 +347,7 @@ class Intake:
     def refuse(self, site: SiteId, task_id: str, manifest: Manifest, problem: UpdateProblem) -> Receipt:
         """Record the problem that `examine` returned."""
         row = self._invitation(site, task_id, *UPLOADED)
-        return self._reject(row, manifest, problem)
+        return self._refuse(row, manifest, problem)
 
     def commit(
         self,
@@ -379,10 +372,8 @@ class Intake:
         if (settled := self._settled(row, manifest)) is not None:
             return settled
         if (problem := self._scalars_problem(row, metrics, weight)) is not None:
-            return self._reject(row, manifest, problem)
-        digest, total = manifest.digest, manifest.total_bytes
-        norm = None if row.sum_of is not None else norm
-        receipt = self._record(UpdateRow(row, Verdict.ACCEPTED, "", digest, total, metrics, weight, norm=norm))
+            return self._refuse(row, manifest, problem)
+        (receipt,) = self._record([_counted(row, manifest, metrics, weight, norm)])
         # After the record: if the process dies here, the restarted one counts the update from the ledger.
         self._run.answered(row, phases.Arrived(site, self._clock()))
         return receipt
@@ -411,14 +402,14 @@ class Intake:
             if row is None or any(row.task.task_id == other.task.task_id for other in rows):
                 break
             rows.append(row)
-        return rows[: self._run.taken([_arrived(row, now) for row in rows])]
+        return rows[: self._run.taken([phases.Arrived(row.task.site, now) for row in rows])]
 
     def _acceptable_row(self, commit: Commit) -> UpdateRow | None:
         """What would be recorded of a commit if it is accepted; None: `_judged_alone` says what is wrong with it."""
-        row, manifest = self._run.invitations.of(commit.site), commit.manifest
-        if row is None or row.task_id != commit.task_id or row.kind not in UPLOADED:
+        row, examined = self._run.invitations.of(commit.site), commit.examined
+        if row is None or row.task_id != commit.task_id:
             return None
-        if isinstance(commit.examined, UpdateProblem):
+        if row.kind not in UPLOADED or isinstance(examined, UpdateProblem):
             return None
         try:
             self._presence.seen(commit.site, commit.instance)
@@ -426,9 +417,7 @@ class Intake:
                 return None
         except Exception:  # the same error comes when it is judged alone
             return None
-        digest, total = manifest.digest, manifest.total_bytes
-        norm = None if row.sum_of is not None else commit.examined
-        return UpdateRow(row, Verdict.ACCEPTED, "", digest, total, commit.metrics, commit.weight, norm=norm)
+        return _counted(row, commit.manifest, commit.metrics, commit.weight, examined)
 
     def _accepted(self, rows: Sequence[UpdateRow], commits: Sequence[Commit], now: float) -> list[Receipt | Exception]:
         """Record updates, then count them: all are in the ledger before the first one moves the round.
@@ -439,12 +428,12 @@ class Intake:
         """
         answers: list[Receipt | Exception] = []
         try:
-            receipts = self._record_all(rows)
+            receipts = self._record(rows)
         except Exception:  # perhaps because of one of them, which must not keep out the others
             return [self._judged_alone(commit) for commit in commits[: len(rows)]]
         for row, receipt in zip(rows, receipts, strict=True):
             try:
-                self._run.answered(row.task, _arrived(row, now))
+                self._run.answered(row.task, phases.Arrived(row.task.site, now))
                 answers.append(receipt)
             except Exception as error:
                 answers.append(error)
@@ -455,8 +444,7 @@ class Intake:
         try:
             if isinstance(commit.examined, UpdateProblem):
                 return self.refuse(site, task_id, manifest, commit.examined)
-            told = commit.metrics, commit.weight, commit.examined
-            return self.commit(site, commit.instance, task_id, manifest, *told)
+            return self.commit(site, commit.instance, task_id, manifest, commit.metrics, commit.weight, commit.examined)
         except Exception as error:
             return error
 
@@ -497,14 +485,15 @@ class Intake:
                 return known
             log.error("equivocation", run=self._name, round=row.round, site=row.site, digest=manifest.digest)
             problem = "another update was already accepted for this task"
-            return self._reject(row, manifest, UpdateProblem(RefusalCode.EQUIVOCATION, problem))
+            return self._refuse(row, manifest, UpdateProblem(RefusalCode.EQUIVOCATION, problem))
         if row.task_status == "not-needed" or self._was_complete(row):
             verdict, reason = Verdict.NOT_NEEDED, f"round {row.round} had all the updates it needed"
         else:
             verdict, reason = Verdict.LATE, f"round {row.round} is closed"
         if (known := self._judged(row, manifest, verdict)) is not None:
             return known
-        return self._record(UpdateRow(row, verdict, reason, manifest.digest, manifest.total_bytes, {}, None))
+        (receipt,) = self._record([UpdateRow(row, verdict, reason, manifest.digest, manifest.total_bytes, {}, None)])
+        return receipt
 
     def _judged(self, row: TaskRow, manifest: Manifest, verdict: Verdict) -> Receipt | None:
         """The recorded verdict on an update for a closed invitation: asking again must not add a row each time.
@@ -525,23 +514,18 @@ class Intake:
         return self._refused[1].get(row.task_id, 0)
 
     def _check_refusals(self, row: TaskRow) -> None:
-        if self._refusals(row) >= MAX_REJECTED:
-            raise ProtocolError(
-                f"{MAX_REJECTED} updates were refused for this task; see their reasons, and this site's log"
-            )
+        if self._refusals(row) >= MAX_REFUSED:
+            raise ProtocolError(f"{MAX_REFUSED} updates were refused for this task: see why, and this site's log")
 
-    def _reject(self, row: TaskRow, manifest: Manifest, problem: UpdateProblem) -> Receipt:
+    def _refuse(self, row: TaskRow, manifest: Manifest, problem: UpdateProblem) -> Receipt:
         """Record a refusal. A site of this version then declines its task; for others the last one closes it."""
-        digest, total = manifest.digest, manifest.total_bytes
-        receipt = self._record(UpdateRow(row, Verdict.REFUSED, problem.text, digest, total, {}, None, problem.code))
-        if self._run.invitations.has(row) and self._refusals(row) >= MAX_REJECTED:
-            self._run.decline(row, f"{MAX_REJECTED} updates were refused")
+        of_bytes = manifest.digest, manifest.total_bytes
+        (receipt,) = self._record([UpdateRow(row, Verdict.REFUSED, problem.text, *of_bytes, {}, None, problem.code)])
+        if self._run.invitations.has(row) and self._refusals(row) >= MAX_REFUSED:
+            self._run.decline(row, f"{MAX_REFUSED} updates were refused")
         return receipt
 
-    def _record(self, update: UpdateRow) -> Receipt:
-        return self._record_all([update])[0]
-
-    def _record_all(self, updates: Sequence[UpdateRow]) -> list[Receipt]:
+    def _record(self, updates: Sequence[UpdateRow]) -> list[Receipt]:
         """Record verdicts; the receipts are durable when this returns, so they may be sent."""
         for update in updates:
             row = update.task
@@ -610,5 +594,7 @@ class Intake:
         return job.complete
 
 
-def _arrived(row: UpdateRow, now: float) -> phases.Arrived:
-    return phases.Arrived(row.task.site, now)
+def _counted(row: TaskRow, manifest: Manifest, metrics: Scores, weight: float | None, norm: float | None) -> UpdateRow:
+    """An accepted update; of a masked one no norm is known."""
+    norm = None if row.sum_of is not None else norm
+    return UpdateRow(row, Verdict.ACCEPTED, "", manifest.digest, manifest.total_bytes, metrics, weight, norm=norm)
