@@ -5,7 +5,7 @@ function call through the codec, and time stands still.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -302,20 +302,17 @@ def simulation(
                 resources.callback(result.newest_counted, recipe.name)  # which settles the last round's
             return result
 
-        training = TrainingLog(None if state is None else state / TRAINED)
-        resources.callback(training.close)
+        training = resources.enter_context(closing(TrainingLog(None if state is None else state / TRAINED)))
         (data, held_out), workers = _all_data(recipe, sites), None
         if pool is not None:
-            block = Block()
-            resources.callback(block.close)
+            block = resources.enter_context(closing(Block()))
             contents, memory = share(data, block.sized, augmented=recipe.plan.augmentation != "none")
             shared = Shared(contents, memory, recipe.input, recipe.classes)
             data = {name: shared.site(name) for name in data}
-            workers_pool = pool(block)
-            resources.callback(workers_pool.close)
-            where = str(device or torch.device("cpu"))
+            worker_pool = resources.enter_context(closing(pool(block)))
+            where = str(device or "cpu")
             beginning = Beginning(recipe=recipe.model_dump_json(), plugins=allowed, device=where, data=contents)
-            workers = Workers(workers_pool, beginning, blobs.get, training.note)
+            workers = Workers(worker_pool, beginning, blobs.get, training.note)
         violations: dict[SiteId, str] = {}
         agents = build_agents(
             recipe,
