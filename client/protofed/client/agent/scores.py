@@ -176,12 +176,12 @@ class _OwnModel(NamedTuple):
 
     run: str
     round: int
-    base: Digest | None  # an "loaded" model is made from the base, so another base makes another model
+    base: Digest | None  # a "loaded" model is made from the base, so another base makes another model
 
     @classmethod
     def of(cls, work: Computation) -> _OwnModel:
-        installed = work.run.method.declares.personal == "loaded"
-        return cls(work.task.run, work.state.round, work.task.base_digest if installed else None)
+        loaded = work.run.method.declares.personal == "loaded"
+        return cls(work.task.run, work.state.round, work.task.base_digest if loaded else None)
 
 
 class OwnScoreKeeper:
