@@ -56,18 +56,18 @@ def inner_products(models: Sequence[Payload], starts: Sequence[Payload], parts: 
 
 def centred(models: Sequence[Payload], parts: Iterable[Part], centre: Centre) -> dict[Part, Tensors]:
     """These parts with each element the centre of the K models'; of integers the upper median. One model of memory."""
-    found: dict[Part, dict[str, Array]] = {}
+    centres: dict[Part, dict[str, Array]] = {}
     for part in parts:
         for name, first in models[0].get(part, {}).items():
             arrays = [model[part][name].reshape(-1) for model in models]
             if first.dtype.kind != "f":
-                made = np.sort(np.stack(arrays), axis=0)[len(arrays) // 2]
+                middle = np.sort(np.stack(arrays), axis=0)[len(arrays) // 2]
             else:
-                made = np.empty(first.size, first.dtype)
+                middle = np.empty(first.size, first.dtype)
                 for begin, end in _spans(first.size, len(arrays)):
-                    made[begin:end] = centre(np.stack([array[begin:end] for array in arrays]))
-            found.setdefault(part, {})[name] = made.reshape(first.shape)
-    return dict(found)
+                    middle[begin:end] = centre(np.stack([array[begin:end] for array in arrays]))
+            centres.setdefault(part, {})[name] = middle.reshape(first.shape)
+    return dict(centres)
 
 
 def median(block: Array) -> Array:
@@ -78,11 +78,11 @@ def median(block: Array) -> Array:
 def trimmed(block: Array, bad: int) -> Array:
     """[K, B] -> [B]: the mean without the f largest and the f smallest (Yin et al., definition 2)."""
     rows = ordered(block)
-    kept = rows[bad : len(rows) - bad]
-    total = kept[0].astype(np.float64)
-    for row in kept[1:]:
+    inner = rows[bad : len(rows) - bad]
+    total = inner[0].astype(np.float64)
+    for row in inner[1:]:
         total += row
-    return np.asarray(total / len(kept))
+    return np.asarray(total / len(inner))
 
 
 def weighted(block: Array, weights: Array) -> Array:
@@ -106,16 +106,16 @@ def ordered(block: Array) -> list[Array]:
 @lru_cache(maxsize=64)
 def network(count: int) -> tuple[tuple[int, int], ...]:
     """Comparisons (low, high) that sort `count` numbers: Batcher's odd-even merge sort (Knuth, algorithm 5.2.2M)."""
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     top = 1 << max(0, (count - 1).bit_length() - 1)
     p = top
     while p > 0:
         q, r, d = top, 0, p
         while d > 0:
-            found += [(i, i + d) for i in range(count - d) if i & p == r]
+            pairs += [(i, i + d) for i in range(count - d) if i & p == r]
             d, q, r = q - p, q >> 1, p
         p >>= 1
-    return tuple(found)
+    return tuple(pairs)
 
 
 def moved(model: Payload, start: Payload, scale: float, parts: Iterable[Part]) -> dict[Part, Tensors]:
@@ -134,11 +134,11 @@ def _between(array: Array, start: Payload, part: Part, name: str, scale: float) 
     origin = _origin(start, part, name, array.shape)
     if array.dtype.kind != "f" or origin is None:
         return array
-    flat, made = array.reshape(-1), np.empty(array.size, array.dtype)
+    flat, between = array.reshape(-1), np.empty(array.size, array.dtype)
     for begin, end in _spans(flat.size, 1):
         from_ = origin[begin:end].astype(np.float64)
-        made[begin:end] = from_ + scale * (flat[begin:end] - from_)
-    return made.reshape(array.shape)
+        between[begin:end] = from_ + scale * (flat[begin:end] - from_)
+    return between.reshape(array.shape)
 
 
 def _origin(start: Payload, part: Part, name: str, shape: tuple[int, ...]) -> Array | None:

@@ -224,7 +224,7 @@ def test_other_blobs_have_lines_of_their_own_and_each_refused_chunk_has(log: Log
 
 def test_a_certificate_above_its_lines_of_a_day_is_counted_and_others_are_not(log: Log) -> None:
     log.note(beat(peer=BOB))
-    assert 200 < DAY_BYTES - log.budget._bucket(BOB).left <= log.path.stat().st_size
+    assert 200 < DAY_BYTES - log.budget._bucket(BOB).bytes_left <= log.path.stat().st_size
     log.budget.charge(ANN, 2 * DAY_BYTES)
     log.note(*[beat(number) for number in range(50)], beat(peer=PLAINTEXT))
     assert [facts["peer"]["name"] for facts in log.told()] == ["bob", ""]

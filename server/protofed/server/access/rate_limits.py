@@ -182,7 +182,7 @@ class _Bucket:
     """What is left of a budget; times in seconds of the monotonic clock."""
 
     key: str
-    left: float
+    tokens: float
     capacity: float
     period_s: float
     updated_at: float
@@ -214,16 +214,16 @@ class Budgets:
         now = self._clock()
         bucket = self._bucket(site, budget, key, budget.capacity(size), now)
         rate = bucket.capacity / bucket.period_s
-        bucket.left = min(bucket.capacity, bucket.left + (now - bucket.updated_at) * rate)
+        bucket.tokens = min(bucket.capacity, bucket.tokens + (now - bucket.updated_at) * rate)
         bucket.updated_at = now
-        if bucket.left < amount:
+        if bucket.tokens < amount:
             period = "hour" if budget.period_s == HOUR_S else "day"
             raise OverBudgetError(
                 f"this site is above its {budget.what} of {bucket.capacity:.0f} in one {period}; try again later",
                 is_logged=self._log(site, budget, now),
-                retry_after_s=(amount - bucket.left) / rate,
+                retry_after_s=(amount - bucket.tokens) / rate,
             )
-        bucket.left -= amount
+        bucket.tokens -= amount
 
     def _bucket(self, site: SiteId, budget: Budget, key: str, capacity: float, now: float) -> _Bucket:
         bucket = self._buckets.get((site, budget))

@@ -52,11 +52,11 @@ def bipartition(similarity: Array, linkage: Linkage) -> list[list[int]]:
     parts, near = [[k] for k in range(len(similarity))], np.array(similarity, np.float64)
     np.fill_diagonal(near, -np.inf)
     while len(parts) > 2:
-        into, gone = sorted(divmod(int(near.argmax()), len(parts)))  # equal ones: the first
-        near[into] = near[:, into] = (np.maximum if linkage == "single" else np.minimum)(near[into], near[gone])
+        into, outgoing = sorted(divmod(int(near.argmax()), len(parts)))  # equal ones: the first
+        near[into] = near[:, into] = (np.maximum if linkage == "single" else np.minimum)(near[into], near[outgoing])
         near[into, into] = -np.inf
-        near = np.delete(np.delete(near, gone, 0), gone, 1)
-        parts[into] = sorted(parts[into] + parts.pop(gone))
+        near = np.delete(np.delete(near, outgoing, 0), outgoing, 1)
+        parts[into] = sorted(parts[into] + parts.pop(outgoing))
     return parts
 
 
@@ -126,4 +126,4 @@ def _mean(updates: Iterable[Update]) -> Payload:
 
 def _largest(clusters: Mapping[SiteId, int]) -> int:
     """The cluster with the most sites; of equal ones, or if there are no sites yet, the first."""
-    return min(Counter(clusters.values()).items(), key=lambda found: (-found[1], found[0]), default=(0, 0))[0]
+    return min(Counter(clusters.values()).items(), key=lambda entry: (-entry[1], entry[0]), default=(0, 0))[0]

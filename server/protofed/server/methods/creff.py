@@ -97,7 +97,7 @@ class CReFFServer:
             features[classes] = matched(*of_round, self.match_epochs, self.match_lr)
             known[classes] = 1
         classifier = joined(head).copy()
-        if (held := known > 0).sum() > 1:  # of one class alone nothing could be learnt
-            classifier[held] = retrained(features[held], self.crt_epochs, self.crt_lr, bias="bias" in head)
+        if (present := known > 0).sum() > 1:  # of one class alone nothing could be learnt
+            classifier[present] = retrained(features[present], self.crt_epochs, self.crt_lr, bias="bias" in head)
         new_head = {**head, RETRAINED: classifier}
         return {**model, Part.HEAD: new_head, Part.PRIVATE: {FEATURES: features, KNOWN: known}}

@@ -92,10 +92,10 @@ class CwFedAvgServer:
             mass.append(weight * shares[update.site])
             models.append(update.payload)
         q = np.stack(mass, axis=1)  # [C, sites of the round]
-        kept = np.flatnonzero(q.sum(axis=1) <= 0)
-        q = np.pad(q, ((0, 0), (0, len(kept))))
-        q[kept, len(models) + np.arange(len(kept))] = 1.0
-        rows = stacked([*models, *(self.class_model(state, int(c)) for c in kept)], self._parts)
+        unlearnt = np.flatnonzero(q.sum(axis=1) <= 0)
+        q = np.pad(q, ((0, 0), (0, len(unlearnt))))
+        q[unlearnt, len(models) + np.arange(len(unlearnt))] = 1.0
+        rows = stacked([*models, *(self.class_model(state, int(c)) for c in unlearnt)], self._parts)
         all_shares = {**state.get(Part.CLASS_SHARES, {}), **shares}
         factors = {FACTORS: q / q.sum(axis=1, keepdims=True)}
         return {**common.result(), Part.CLASS_MODELS: {**rows, **factors}, Part.CLASS_SHARES: all_shares}
@@ -115,9 +115,9 @@ class CwFedAvgServer:
         classes, mass = len(state[Part.CLASS_MODELS][FACTORS]), sums.mixture_mass()
         models = stacked([self.class_model(state, c) for c in range(classes)], self._parts)
         for part in self._parts:
-            for name, made in sums.mixtures(part).items():
-                held = (mass > 0).reshape(-1, *(1,) * (made.ndim - 1))
-                models[f"{part}.{name}"] = np.where(held, made, models[f"{part}.{name}"])
+            for name, mixture in sums.mixtures(part).items():
+                has_mass = (mass > 0).reshape(-1, *(1,) * (mixture.ndim - 1))
+                models[f"{part}.{name}"] = np.where(has_mass, mixture, models[f"{part}.{name}"])
         return {**sums.averaged(state), Part.CLASS_MODELS: {**models, FACTORS: np.eye(classes)}}
 
     def _is_of_sums(self, state: Payload) -> bool:

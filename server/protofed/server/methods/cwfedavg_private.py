@@ -66,9 +66,9 @@ class CwFedAvgPrivateServer:
         heads = {name: ContributorMeans() for name in state[Part.CLASS_MODELS]}
         for update in updates:
             mean.add(update.payload)
-            held = np.flatnonzero(update.payload[Part.CLASS_PRESENCE]["present"] > 0)
+            present = np.flatnonzero(update.payload[Part.CLASS_PRESENCE]["present"] > 0)
             for name, means in heads.items():
-                means.add(dict.fromkeys(map(str, held), update.payload[Part.HEAD][name]))
+                means.add(dict.fromkeys(map(str, present), update.payload[Part.HEAD][name]))
         new = {name: _replaced(state[Part.CLASS_MODELS][name], means.result()) for name, means in heads.items()}
         return {**mean.result(), Part.CLASS_MODELS: new}
 
@@ -78,8 +78,8 @@ class CwFedAvgPrivateServer:
 
     def from_sums(self, state: Payload, sums: Sums, context: RoundContext) -> Payload:
         """As `aggregate`."""
-        heads, held = sums.mixtures(Part.HEAD), np.flatnonzero(sums.mixture_mass() > 0)
-        rows = {name: {str(c): heads[name][c] for c in held} for name in heads}
+        heads, present = sums.mixtures(Part.HEAD), np.flatnonzero(sums.mixture_mass() > 0)
+        rows = {name: {str(c): heads[name][c] for c in present} for name in heads}
         new = {name: _replaced(stack, rows.get(name, {})) for name, stack in state[Part.CLASS_MODELS].items()}
         return {**sums.averaged(state), Part.CLASS_MODELS: new}
 

@@ -34,7 +34,7 @@ def gradients(features: Array, classes: Array, classifier: Array) -> Array:
     return _mean_products(_probabilities(inputs, classifier) - _targets(classes, classifier), inputs)
 
 
-def distances(made: Array, wanted: Array, features: int) -> tuple[Array, Array]:
+def distances(actual: Array, wanted: Array, features: int) -> tuple[Array, Array]:
     """How far gradients are from those that they should be, [S], and the derivative by `made`, [S, C, E].
 
     By class, the sum of 1 - cos over the rows of the weight's gradient, and that of the bias's as one row.
@@ -43,9 +43,9 @@ def distances(made: Array, wanted: Array, features: int) -> tuple[Array, Array]:
         made, wanted: [S, C, E].
         features: D.
     """
-    far, slope = _by_row(made[..., :features], wanted[..., :features])
-    if made.shape[-1] > features:
-        bias_far, bias_slope = _by_row(*(some[..., features:].swapaxes(1, 2) for some in (made, wanted)))
+    far, slope = _by_row(actual[..., :features], wanted[..., :features])
+    if actual.shape[-1] > features:
+        bias_far, bias_slope = _by_row(*(some[..., features:].swapaxes(1, 2) for some in (actual, wanted)))
         far, slope = far + bias_far, np.concatenate([slope, bias_slope.swapaxes(1, 2)], axis=2)
     return far, slope
 
@@ -115,12 +115,12 @@ def _mean_products(errors: Array, inputs: Array) -> Array:
     return np.asarray(np.einsum("snc,sne->sce", errors, inputs) / inputs.shape[1])
 
 
-def _by_row(made: Array, wanted: Array) -> tuple[Array, Array]:
+def _by_row(actual: Array, wanted: Array) -> tuple[Array, Array]:
     """Sum over rows of 1 - cos, [S, R, L] twice -> [S], and its derivative by `made`, [S, R, L].
 
     The length of a row of zeros counts as constant there: it has no derivative.
     """
-    lengths, others = (np.linalg.norm(some, axis=2, keepdims=True) for some in (made, wanted))  # [S, R, 1]
-    product, divisor = (made * wanted).sum(axis=2, keepdims=True), lengths * others + EPS
-    slope = product * others / divisor**2 * made / np.where(lengths > 0, lengths, 1.0) - wanted / divisor
+    lengths, others = (np.linalg.norm(some, axis=2, keepdims=True) for some in (actual, wanted))  # [S, R, 1]
+    product, divisor = (actual * wanted).sum(axis=2, keepdims=True), lengths * others + EPS
+    slope = product * others / divisor**2 * actual / np.where(lengths > 0, lengths, 1.0) - wanted / divisor
     return (1 - product / divisor).sum(axis=(1, 2)), slope

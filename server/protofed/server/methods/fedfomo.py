@@ -71,7 +71,7 @@ class FedFomoServer:
         """w_k of the round's sites; P_kj <- P_kj + w_kj of the weights as they are, so that what harms is sent last."""
         received, private = list(updates), state.get(Part.PRIVATE, {})
         new = with_newest(state, received)
-        rows, kept = index_rows(new), dict(new[Part.PRIVATE])
+        rows, carried = index_rows(new), dict(new[Part.PRIVATE])
         affinities = {site: {int(n): float(p) for n, p in private.get(f"{_AFFINITY}{site}", ())} for site in rows}
         for update in received:
             of_site, weights = affinities[update.site], update.payload[Part.CHOICE]["weights"].astype(float)
@@ -79,10 +79,10 @@ class FedFomoServer:
                 of_site[number] = of_site.get(number, 0.0) + weight
         for site, of_site in affinities.items():
             if len(rows) > 1:
-                kept[f"{_SENT}{site}"] = self._next(rows[site], len(rows), of_site, context)
+                carried[f"{_SENT}{site}"] = self._next(rows[site], len(rows), of_site, context)
             if of_site:
-                kept[f"{_AFFINITY}{site}"] = np.array(sorted(of_site.items()))
-        return {**new, Part.PRIVATE: kept}
+                carried[f"{_AFFINITY}{site}"] = np.array(sorted(of_site.items()))
+        return {**new, Part.PRIVATE: carried}
 
     def _sent(self, state: Payload, site: SiteId) -> list[int]:
         """The rows that a site is sent of this state."""

@@ -82,5 +82,5 @@ class FedPRPServer:
         return {**old, **{name: self._moved(old.get(name), mean) for name, mean in means.items()}}
 
     def _moved(self, old: Array | None, mean: Array) -> Array:
-        kept = self.prototype_momentum
-        return mean if old is None else np.asarray((1 - kept) * mean + kept * old, dtype=mean.dtype)
+        momentum = self.prototype_momentum
+        return mean if old is None else np.asarray((1 - momentum) * mean + momentum * old, dtype=mean.dtype)

@@ -111,10 +111,10 @@ class StateCollector(Collector):
         name = None if current is None else current.name
         statuses = [_status(row, name) for row in rows]
         yield metrics.RUNS.family({(status,): statuses.count(status) for status in STATUSES})
-        shown = [row for row in rows if row.run == name or row.ended_at is not None]
-        if not shown:
+        candidates = [row for row in rows if row.run == name or row.ended_at is not None]
+        if not candidates:
             return
-        row = max(shown, key=lambda row: (row.run == name, row.ended_at or 0))
+        row = max(candidates, key=lambda row: (row.run == name, row.ended_at or 0))
         newest, active = sources.records.newest(row.run), current if row.run == name else None
         if row.ended_at is not None:
             yield _one_hot(metrics.PHASE, row.run, "finished", phases.PHASES)
@@ -217,9 +217,11 @@ def _scores(records: LedgerReader, run: str) -> Families:
         yield metrics.SCORE.family(values)
 
 
-def _warnings(run: str, found: list[ModelWarning]) -> Family:
+def _warnings(run: str, warnings: list[ModelWarning]) -> Family:
     """Every code has a series, so that an alert ends when its warning does."""
-    counts = Counter((run, "global" if warning.site is None else "personal", warning.code.value) for warning in found)
+    counts = Counter(
+        (run, "global" if warning.site is None else "personal", warning.code.value) for warning in warnings
+    )
     series = [(run, scope, code.value) for scope in SCOPES for code in WarningCode]
     return metrics.MODEL_WARNINGS.family({labels: counts[labels] for labels in series})
 

@@ -72,9 +72,9 @@ class ServerReadiness:
     def look(self) -> Readiness:
         """Look at all requirements; some of them ask a disk, for at most `SLOW_S` seconds each."""
         # A copy: the server may still be adding requirements while a health check reads them.
-        found = [(required, required.missing()) for required in list(self._requirements)]
-        missing = [f"{required.name}: {reason}" for required, reason in found if reason]
-        return Readiness(missing, not any(reason and required.blocks_calls for required, reason in found))
+        requirements = [(required, required.missing()) for required in list(self._requirements)]
+        missing = [f"{required.name}: {reason}" for required, reason in requirements if reason]
+        return Readiness(missing, not any(reason and required.blocks_calls for required, reason in requirements))
 
     def missing(self) -> list[str]:
         """As of `look`."""
@@ -187,12 +187,12 @@ class WaitingLog:
 
     def note(self) -> None:
         """Log what the active run has been waiting for; called at every tick."""
-        if (seen := self._blocked()) != self._seen:
-            self._seen, self._since = seen, self._clock()
-        if seen is None or seen == self._logged or self._clock() < self._since + STEADY_S:
+        if (blocked := self._blocked()) != self._seen:
+            self._seen, self._since = blocked, self._clock()
+        if blocked is None or blocked == self._logged or self._clock() < self._since + STEADY_S:
             return
-        self._logged = seen
-        run, waiting = seen
+        self._logged = blocked
+        run, waiting = blocked
         missing = [site.site for site in waiting.missing]
         log.warning(
             "the run does not go on",

@@ -158,8 +158,8 @@ class EmailChannel:
         except smtplib.SMTPResponseException as error:
             raise NotSentError(f"the mail server answered {error.smtp_code}: {self._said(error.smtp_error)}") from None
         except smtplib.SMTPRecipientsRefused as error:
-            code, said = next(iter(error.recipients.values()))
-            raise NotSentError(f"all recipients were refused; of the first: {code} {self._said(said)}") from None
+            code, answer = next(iter(error.recipients.values()))
+            raise NotSentError(f"all recipients were refused; of the first: {code} {self._said(answer)}") from None
         except smtplib.SMTPNotSupportedError as error:  # these texts are smtplib's own
             raise NotSentError(f"the mail server lacks what the settings ask for: {error}") from None
         except (smtplib.SMTPException, OSError) as error:

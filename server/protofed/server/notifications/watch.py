@@ -73,26 +73,26 @@ class Watch:
         self._began = sources.clock()
         self._stuck: tuple[str, float] | None = None  # the key of what does not go on, and since when
 
-    def look(self, told: Mapping[str, Told]) -> News:
+    def look(self, earlier: Mapping[str, Told]) -> News:
         """What is there to be told, but for what was `told` (by key).
 
         Raises:
             StateError: the ledger cannot be read.
         """
-        found, over = list[Occurrence](), dict[str, Occurrence | None]()
+        occurrences, over = list[Occurrence](), dict[str, Occurrence | None]()
         current = self._sources.runs.current
         advancing = None if current is None or current.paused else current
         if NotifyEvent.RUN_ENDED in self._settings.events:
-            found += self._ended()
+            occurrences += self._ended()
         if NotifyEvent.RUN_STALLED in self._settings.events:
-            over |= self._stalls_over(current, told)
-            found += self._stalled(advancing, told)
+            over |= self._stalls_over(current, earlier)
+            occurrences += self._stalled(advancing, earlier)
         if NotifyEvent.SITE_SILENT in self._settings.events:
-            over |= self._silences_over(current, told)
-            found += [] if advancing is None else self._silent(advancing.name)
+            over |= self._silences_over(current, earlier)
+            occurrences += [] if advancing is None else self._silent(advancing.name)
         if NotifyEvent.CERTIFICATE_ENDS in self._settings.events:
-            found += self._ending()
-        return News([each for each in found if each.key not in told], over)
+            occurrences += self._ending()
+        return News([each for each in occurrences if each.key not in earlier], over)
 
     def _ended(self) -> Iterator[Occurrence]:
         since = self._sources.since(NotifyEvent.RUN_ENDED)
@@ -102,9 +102,9 @@ class Watch:
                 key = f"{NotifyEvent.RUN_ENDED}:{row.run}:{row.ended_at!r}"
                 yield Occurrence(key, NotifyEvent.RUN_ENDED, row.run, facts={"outcome": row.outcome.value})
 
-    def _stalls_over(self, current: Run | None, told: Mapping[str, Told]) -> Iterator[tuple[str, Occurrence | None]]:
+    def _stalls_over(self, current: Run | None, earlier: Mapping[str, Told]) -> Iterator[tuple[str, Occurrence | None]]:
         prefix = f"{NotifyEvent.RUN_STALLED}:"
-        if not (stalls := [key for key in told if key.startswith(prefix)]):
+        if not (stalls := [key for key in earlier if key.startswith(prefix)]):
             return
         unended = {row.run for row in self._sources.records.runs() if row.outcome is None}
         for key in stalls:
@@ -116,18 +116,18 @@ class Watch:
             elif current.paused or phase.round < int(number):  # an operator stopped it, or rolled it back
                 yield key, None
             elif phase.round > int(number):
-                end = self._end(NotifyEvent.RUN_GOES_ON, told[key], run)
+                end = self._end(NotifyEvent.RUN_GOES_ON, earlier[key], run)
                 rounds: dict[str, Fact] = {"round": phase.round, "stalled_round": int(number)}
                 yield key, None if end is None else replace(end, facts={**end.facts, **rounds})
 
-    def _end(self, event: NotifyEvent, told: Told, run: str, site: str | None = None) -> Occurrence | None:
+    def _end(self, event: NotifyEvent, earlier: Told, run: str, site: str | None = None) -> Occurrence | None:
         """That what was told is over; None: it was noticed before this event was asked for."""
-        if told.at < self._sources.since(event) - 1.0:  # a message's time is to the second
+        if earlier.at < self._sources.since(event) - 1.0:  # a message's time is to the second
             return None
-        for_s = max(0, round(self._sources.now() - told.since))
+        for_s = max(0, round(self._sources.now() - earlier.since))
         return Occurrence(f"{event}:{site or run}", event, run, site, {"for_s": for_s})
 
-    def _stalled(self, current: Run | None, told: Collection[str]) -> Iterator[Occurrence]:
+    def _stalled(self, current: Run | None, earlier: Collection[str]) -> Iterator[Occurrence]:
         if current is None or isinstance(phase := current.phase, phases.FinishedPhase):
             self._stuck = None
             return
@@ -137,7 +137,7 @@ class Watch:
             return
         if self._stuck is None or self._stuck[0] != key:  # in another round it has advanced since
             self._stuck = key, now
-        if (lasting_s := now - self._stuck[1]) >= self._settings.stalled_after_s and key not in told:
+        if (lasting_s := now - self._stuck[1]) >= self._settings.stalled_after_s and key not in earlier:
             facts: dict[str, Fact] = {"reason": reason, "round": phase.round, "for_s": round(lasting_s)}
             # Of a site only its name: why it is missing may be in an operator's own words.
             waiting = current.waiting(self._sources.certificates)
@@ -159,9 +159,11 @@ class Watch:
         attempts = self._sources.records.rounds(current.name, since=newest.round)
         return ABANDONED if any(row.abandoned is not None for row in attempts) else None
 
-    def _silences_over(self, current: Run | None, told: Mapping[str, Told]) -> Iterator[tuple[str, Occurrence | None]]:
+    def _silences_over(
+        self, current: Run | None, earlier: Mapping[str, Told]
+    ) -> Iterator[tuple[str, Occurrence | None]]:
         prefix = f"{NotifyEvent.SITE_SILENT}:"
-        if not (silent := {SiteId(key.removeprefix(prefix)): key for key in told if key.startswith(prefix)}):
+        if not (silent := {SiteId(key.removeprefix(prefix)): key for key in earlier if key.startswith(prefix)}):
             return
         awaited = self._awaited()
         for site, key in silent.items():
@@ -170,7 +172,7 @@ class Watch:
                 yield key, None
             elif last is not None and last[0] < self._settings.silent_after_s:
                 run = None if current is None else current.name
-                yield key, None if run is None else self._end(NotifyEvent.SITE_BACK, told[key], run, site)
+                yield key, None if run is None else self._end(NotifyEvent.SITE_BACK, earlier[key], run, site)
 
     def _silent(self, run: str) -> Iterator[Occurrence]:
         ages, waited_s = self._sources.presence.ages(), self._sources.clock() - self._began
@@ -206,11 +208,11 @@ class Watch:
             own = self._sources.identity.current().certificate
             ends["server", own.name] = own.not_after.timestamp()
         for (party, name), until in ends.items():
-            left = (until - self._sources.now()) / DAY_S
-            if near := [each for each in days if left <= each]:
+            days_left = (until - self._sources.now()) / DAY_S
+            if near := [each for each in days if days_left <= each]:
                 # With its end: a renewed certificate ends at another time.
                 key = f"{NotifyEvent.CERTIFICATE_ENDS}:{party}:{name}:{until:.0f}:{min(near)}"
-                facts: dict[str, Fact] = {"party": party, "name": name, "days_left": int(left // 1)}
+                facts: dict[str, Fact] = {"party": party, "name": name, "days_left": int(days_left // 1)}
                 facts["until"] = stamp(datetime.fromtimestamp(until, UTC))
                 site = name if party == Party.SITE else None
                 yield Occurrence(key, NotifyEvent.CERTIFICATE_ENDS, site=site, facts=facts)

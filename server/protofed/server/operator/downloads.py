@@ -112,9 +112,9 @@ def published(records: LedgerReader, blobs: BlobReader, run: str, round: int | N
     for number in sorted(states, reverse=True) if round is None else (round,):  # newest first: one `has`, as a rule
         if number in states and blobs.has(states[number]):
             return number, states[number]
-    if not (kept := [number for number in sorted(states) if blobs.has(states[number])]):
+    if not (available := [number for number in sorted(states) if blobs.has(states[number])]):
         raise ConfigError(f"run '{short(run)}' has published no model yet; expected one that has had a round")
-    kept_rounds = ", ".join(map(str, kept[-10:]))
+    kept_rounds = ", ".join(map(str, available[-10:]))
     raise ConfigError(
         f"run '{short(run)}' keeps no state of round {round}, but those of rounds {kept_rounds}; see keep_rounds"
     )

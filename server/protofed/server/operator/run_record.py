@@ -216,8 +216,8 @@ def find_best(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, A
     rounds = judged_rounds(records, run)
     if rounds is None:
         return None
-    kept = first_kept(records, blobs, run, rounds)
-    return {**asdict(rounds.ranked[0]), "kept": None if kept is None else kept.round}
+    first = first_kept(records, blobs, run, rounds)
+    return {**asdict(rounds.ranked[0]), "kept": None if first is None else first.round}
 
 
 def _run(row: RunRow) -> dict[str, Any]:
@@ -372,11 +372,11 @@ def _scores(records: LedgerReader, run: str, rounds: Sequence[RoundRow], classes
     """Scores by round, without those of single classes: 1000 classes have thousands of them a round."""
     numbers = {row.round for row in rounds if row.state is not None and not row.rolled_back}
     step = max(1, SCORED_CLASSES // classes)
-    found: dict[int, dict[str, Any]] = {}
+    scores: dict[int, dict[str, Any]] = {}
     for first in range(0, max(numbers, default=-1) + 1, step):
         scored = _scored(records, run, range(first, first + step), by_class=False)
-        found |= {number: of for number, of in scored.items() if number in numbers}
-    return found
+        scores |= {number: of for number, of in scored.items() if number in numbers}
+    return scores
 
 
 def _by_class(
@@ -397,15 +397,15 @@ def _scored(records: LedgerReader, run: str, rounds: range, *, by_class: bool) -
     Rounds without any are left out.
     """
     scores, score_sums = records.scores(run, rounds), records.score_sums(run, rounds)
-    found: dict[int, dict[str, Any]] = {}
+    by_round: dict[int, dict[str, Any]] = {}
     for number in sorted(scores.keys() | score_sums.keys()):
         aggregated = score_sums.get(number, {}).items()
         chosen = {name: spread for name, spread in aggregated if (score_family(name) != name) is by_class}
         sums = {name: {"mean": of.mean, "sites": of.sites} for name, of in chosen.items()}
         sites = _select(scores.get(number, {}), by_class=by_class)
         if sites or sums:
-            found[number] = {"sites": sites, "sums": sums} if sums else {"sites": sites}
-    return found
+            by_round[number] = {"sites": sites, "sums": sums} if sums else {"sites": sites}
+    return by_round
 
 
 def _select(sites: Scores, *, by_class: bool) -> dict[SiteId, dict[str, float]]:
@@ -487,7 +487,7 @@ def overview(ledger: LedgerReader, run: str) -> Overview | None:
     )
 
 
-def _phase(run: RunRow, last: RoundRow | None, asked: Collection[TaskKind]) -> str:
+def _phase(run: RunRow, last: RoundRow | None, open_kinds: Collection[TaskKind]) -> str:
     """In words.
 
     Args:
@@ -498,11 +498,11 @@ def _phase(run: RunRow, last: RoundRow | None, asked: Collection[TaskKind]) -> s
     if last is None:
         return "not started"  # what it waits for, the queue or sites, is not known here
     if last.state is not None:
-        return "evaluating" if any(kind in SCORINGS for kind in asked) and not last.scored else "waiting"
+        return "evaluating" if any(kind in SCORINGS for kind in open_kinds) and not last.scored else "waiting"
     if last.abandoned is not None:
         return f"abandoned: {last.abandoned}"
     if last.aggregate is not None:
         return "refining"
-    if step := next((step for step in reversed(SUM_STEPS) if step in asked), None):
+    if step := next((step for step in reversed(SUM_STEPS) if step in open_kinds), None):
         return f"summing: {step}"
     return "collecting" if last.round else "making the model"

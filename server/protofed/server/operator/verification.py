@@ -62,12 +62,12 @@ def verify_round(records: LedgerReader, blobs: Blobs, run: str, round: int, atte
     row, published = attempts[0], attempts[0].state
     used = [update for update in records.updates(run, round, attempt) if update.counts]
     tried = _Recomputation(read_recipe(run_row), blobs, row, published, used)
-    found = list[Verified]()
+    results = list[Verified]()
     for before, known in product(_states_before(row, rows), _groups_then(records, row, rows)):
-        found.append(tried.verified(before, known))
-        if found[-1].finding is VerificationResult.SAME:
-            return found[-1]
-    return found[0]
+        results.append(tried.verified(before, known))
+        if results[-1].finding is VerificationResult.SAME:
+            return results[-1]
+    return results[0]
 
 
 @dataclass(frozen=True)

@@ -34,12 +34,12 @@ class _Presence:
     pause_reason: PauseReason = PauseReason.NONE  # as it enrolled
     latest: Progress | None = None
     work: Progress | None = None  # its newest report, until it asks for a task
-    left: bool = False  # said since then, in place of doing a task
+    is_leaving: bool = False  # said since then, in place of doing a task
     member: Member = NO_MEMBER
 
     @property
     def reason(self) -> PauseReason:
-        return PauseReason.WITHDRAWN if self.left else self.pause_reason
+        return PauseReason.WITHDRAWN if self.is_leaving else self.pause_reason
 
 
 class SitePresence:
@@ -67,9 +67,9 @@ class SitePresence:
         Otherwise the first tick would see nobody alive and close or abandon the round before a daemon can call again.
         Not a site that cannot call, as the operator excluded it or revoked its certificates: it would count for good.
         """
-        gone = self._excluded.keys() | self._ledger.revoked().keys()
+        refused = self._excluded.keys() | self._ledger.revoked().keys()
         for site, roles in self._known.items():
-            if site not in gone:
+            if site not in refused:
                 self._present[site] = _Presence(None, frozenset(map(Role, roles)), None, self._clock())
 
     def enroll(
@@ -125,7 +125,7 @@ class SitePresence:
         """
         self.seen(site, instance)
         if (presence := self._present.get(site)) is not None:
-            presence.left, presence.work = False, None
+            presence.is_leaving, presence.work = False, None
 
     def leaves(self, site: SiteId) -> None:
         """Record that a site has left the run, as its daemon said in the middle of a task.
@@ -133,7 +133,7 @@ class SitePresence:
         It says so by enrolling, too, but only when its fit has ended: a round that opens in between would invite it.
         """
         if (presence := self._present.get(site)) is not None:
-            presence.left = True
+            presence.is_leaving = True
 
     def note(self, site: SiteId, progress: Progress) -> None:
         """Keep a daemon's latest report for screens and metrics, from any thread; it is no sign of progress."""
@@ -288,12 +288,12 @@ def absences(presence: SitePresence, certificates: Certificates, stall_timeout_s
     granted = {SiteId(row.name): row.roles for row in rows}
     known = presence.known()
     alive = presence.alive(Role.TRAINER, stall_timeout_s)
-    found: dict[SiteId, str] = {}
+    reasons: dict[SiteId, str] = {}
     for site in {*known, *status} - alive:
         roles = {*known.get(site, ()), *granted.get(site, ())}
         trains = not roles or Role.TRAINER in roles  # one that was excluded before it enrolled has none
-        found[site] = _why(presence, site, status.get(site, ""), trains=trains, enrolled=site in known)
-    return found
+        reasons[site] = _why(presence, site, status.get(site, ""), trains=trains, enrolled=site in known)
+    return reasons
 
 
 def _why(presence: SitePresence, site: SiteId, certificate: str, *, trains: bool, enrolled: bool) -> str:

@@ -123,7 +123,7 @@ class ChunkTransfer:
 
 @dataclass(slots=True)
 class _LineBucket:
-    left: float
+    bytes_left: float
     updated_at: float
 
 
@@ -160,7 +160,7 @@ class LineBudget:
     def charge(self, peer: Peer, size: int) -> None:
         """Take a line that was written, in bytes, from the peer's budget."""
         if peer is not PLAINTEXT:
-            self._bucket(peer).left -= size
+            self._bucket(peer).bytes_left -= size
 
     @property
     def is_counting(self) -> bool:
@@ -188,13 +188,13 @@ class LineBudget:
 
     def give_back(self, counts: Collection[Counts], transfers: Collection[ChunkTransfer]) -> None:
         """Keep what could not be written for the next line."""
-        for taken in counts:
-            newer = self._counts.get(taken.peer)
+        for one in counts:
+            newer = self._counts.get(one.peer)
             if newer is not None:
-                taken.calls += newer.calls
-                taken.size += newer.size
-            self._counts[taken.peer] = taken
-            self._due_at = min(self._due_at, taken.due_at)
+                one.calls += newer.calls
+                one.size += newer.size
+            self._counts[one.peer] = one
+            self._due_at = min(self._due_at, one.due_at)
         for transfer in transfers:
             self._add(transfer)
 
@@ -239,7 +239,7 @@ class LineBudget:
         counts.size += size
 
     def _left(self, peer: Peer) -> float:
-        return DAY_BYTES if peer is PLAINTEXT else self._bucket(peer).left
+        return DAY_BYTES if peer is PLAINTEXT else self._bucket(peer).bytes_left
 
     def _bucket(self, peer: Peer) -> _LineBucket:
         """The peer's, filled up to now."""
@@ -248,7 +248,7 @@ class LineBudget:
             self._buckets.popitem(last=False)
         bucket = self._buckets.setdefault(peer.fingerprint, _LineBucket(DAY_BYTES, now))
         self._buckets.move_to_end(peer.fingerprint)
-        bucket.left = min(DAY_BYTES, bucket.left + (now - bucket.updated_at) * DAY_BYTES / DAY_S)
+        bucket.bytes_left = min(DAY_BYTES, bucket.bytes_left + (now - bucket.updated_at) * DAY_BYTES / DAY_S)
         bucket.updated_at = now
         return bucket
 
@@ -402,11 +402,11 @@ class ServerAudit:
     def close(self) -> None:
         """Write the queued records (their calls were cut short), then close the file; the event loop may have ended."""
         self._thread.shutdown()
-        left, self._queue = [waiting.entry for waiting in self._queue if waiting.entry is not None], []
+        unwritten, self._queue = [waiting.entry for waiting in self._queue if waiting.entry is not None], []
         try:
-            self._append(left, self._lines.take(everything=True), self._lines.take_transfers((), older_than_s=0.0))
+            self._append(unwritten, self._lines.take(everything=True), self._lines.take_transfers((), older_than_s=0.0))
         except StateError as error:
-            log.error("calls were not recorded", calls=[entry.call for entry in left], why=str(error))
+            log.error("calls were not recorded", calls=[entry.call for entry in unwritten], why=str(error))
         self._journal.close()
 
     def _write_counts_later(self) -> None:

@@ -178,17 +178,17 @@ class ConnectionGuard:
         while True:
             spent_s = 0.0
             with contextlib.suppress(OSError):  # no descriptor is left to list them with: gRPC accepts none either
-                found, spent_s = await loop.run_in_executor(None, _timed, port)
-                surplus = [(found[key], key) for key in self.sweep(found)]
+                endpoints, spent_s = await loop.run_in_executor(None, _timed, port)
+                surplus = [(endpoints[key], key) for key in self.sweep(endpoints)]
                 await loop.run_in_executor(None, _shut_down, surplus)
             strangers = sum(not connection.certificate for connection in self._connections.values())
             busy = strangers > self._room * PER_ADDRESS
             await asyncio.sleep(BUSY_EVERY_S if busy else max(EVERY_S, spent_s / MAX_OF_A_CORE))
 
-    def sweep(self, found: Iterable[Endpoint]) -> list[Endpoint]:
+    def sweep(self, endpoints: Iterable[Endpoint]) -> list[Endpoint]:
         """Take note of the connections that are open now; those that have to be closed."""
         now = self._clock()
-        self._connections = {key: self._connections.get(key) or PeerConnection(now) for key in found}
+        self._connections = {key: self._connections.get(key) or PeerConnection(now) for key in endpoints}
         surplus = find_surplus(self._connections, self._room, now)
         self._closed += len(surplus)
         if self._closed and now - self._logged_at >= LOG_EVERY_S:
@@ -199,28 +199,28 @@ class ConnectionGuard:
 
 def find_surplus(connections: Mapping[Endpoint, PeerConnection], room: int, now: float) -> list[Endpoint]:
     """The connections that have to be closed: refused ones, late strangers, and those above a share."""
-    gone = {key for key, connection in connections.items() if _is_over(connection, now)}
+    closing = {key for key, connection in connections.items() if _is_over(connection, now)}
     by_certificate, by_address = defaultdict(list), defaultdict(list)
     for key, connection in connections.items():
-        if key not in gone and connection.certificate:
+        if key not in closing and connection.certificate:
             by_certificate[connection.certificate].append(key)
-        elif key not in gone:
+        elif key not in closing:
             by_address[_network(key[0])].append(key)
 
     def latest_use(key: Endpoint) -> tuple[bool, float]:
         return connections[key].calls > 0, connections[key].called_at
 
     for keys in by_certificate.values():
-        gone.update(_all_but_last(sorted(keys, key=latest_use), PER_CERTIFICATE))
+        closing.update(_all_but_last(sorted(keys, key=latest_use), PER_CERTIFICATE))
     strangers: list[Endpoint] = []
     for keys in by_address.values():
         keys.sort(key=lambda key: connections[key].opened_at)
         surplus = _all_but_last(keys, int(room * PER_ADDRESS))
-        gone.update(surplus)
+        closing.update(surplus)
         strangers += keys[len(surplus) :]
     strangers.sort(key=lambda key: connections[key].opened_at)
-    gone.update(_all_but_last(strangers, int(room * STRANGERS)))
-    return sorted(gone)
+    closing.update(_all_but_last(strangers, int(room * STRANGERS)))
+    return sorted(closing)
 
 
 def endpoint(peer: str) -> Endpoint:
@@ -265,12 +265,12 @@ def _timed(port: int) -> tuple[dict[Endpoint, int], float]:
 
 def _open(port: int) -> dict[Endpoint, int]:
     """Descriptors of the connections to a port of this process, by peer."""
-    found: dict[Endpoint, int] = {}
+    ages: dict[Endpoint, int] = {}
     for name in os.listdir(_DESCRIPTORS):
         with contextlib.suppress(OSError, ValueError):  # no socket, not connected, or closed in the meantime
             if (peer := _peer(int(name), port)) is not None:
-                found[peer] = int(name)
-    return found
+                ages[peer] = int(name)
+    return ages
 
 
 def _shut_down(connections: Iterable[tuple[int, Endpoint]]) -> None:

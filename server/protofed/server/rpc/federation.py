@@ -366,12 +366,12 @@ class FederationService(rpc.FederationServicer):
         ):
             raise ProtocolError("this names another run, round, task or digest than the upload was started with")
         # First, whether it can count: else its bytes need not be read, and the model that it starts from may be gone.
-        told = site, instance, task_id, manifest
-        receipt = await self._control(lambda: self._runs.intake(announced.run).verdict_if_closed(*told))
+        request_key = site, instance, task_id, manifest
+        receipt = await self._control(lambda: self._runs.intake(announced.run).verdict_if_closed(*request_key))
         if receipt is None:
-            found = await self._examined(announced)
+            examined = await self._examined(announced)
             weight = request.weight if request.HasField("weight") else None
-            commit = Commit(*told, dict(request.metrics), weight, found)
+            commit = Commit(*request_key, dict(request.metrics), weight, examined)
             try:
                 receipt = await self._commits.judge(announced.run, commit)
             except IncompleteUploadError:  # its bytes are gone; those that are sent again are checked again

@@ -187,14 +187,14 @@ def _run(report: RunReport) -> pb.RunInfo:
 
 def _waiting(waiting: Waiting) -> pb.Waiting:
     fields = {**asdict(waiting), "missing": [pb.MissingSite(**asdict(site)) for site in waiting.missing]}
-    for told in ("asked", "reported", "step", "group", "newcomers", "regroup", "why"):  # in the text
-        del fields[told]
+    for name in ("requested", "reported", "step", "group", "newcomers", "regroup", "why"):  # in the text
+        del fields[name]
     return pb.Waiting(**fields, text=waiting.text)
 
 
 def _best(best: Mapping[str, Any]) -> pb.BestRound:
-    kept = -1 if best["kept"] is None else best["kept"]
-    return pb.BestRound(round=best["round"], score=best["score"], value=best["value"], kept=kept)
+    kept_round = -1 if best["kept"] is None else best["kept"]
+    return pb.BestRound(round=best["round"], score=best["score"], value=best["value"], kept=kept_round)
 
 
 def _warning(warning: ModelWarning) -> pb.ModelWarning:

@@ -186,11 +186,11 @@ class Uploads:
 
     def _drop(self, which: Callable[[Upload, PartialBlob], bool]) -> int:
         with self._lock:
-            gone = [partial for upload, partial in self._open.items() if which(upload, partial)]
-            for partial in gone:
+            dropped = [partial for upload, partial in self._open.items() if which(upload, partial)]
+            for partial in dropped:
                 partial.drop()
             self._tidy()
-        return len(gone)
+        return len(dropped)
 
     def _check(self, upload: Upload, total: int) -> None:
         others = [partial.total for other, partial in self._open.items() if other.site == upload.site]
@@ -217,14 +217,14 @@ class Uploads:
 
     def _found(self) -> dict[Upload, PartialBlob]:
         paths = list(self._folder.iterdir())
-        found = {
+        partials = {
             upload: PartialBlob(path, self._read) for path in paths if (upload := _upload_named(path.name)) is not None
         }
         for path in paths:  # marks without data; whatever else lies here is not ours to remove
             upload = _upload_named(path.name.removesuffix(MARKS))
-            if path.name.endswith(MARKS) and upload is not None and upload not in found:
+            if path.name.endswith(MARKS) and upload is not None and upload not in partials:
                 path.unlink()
-        return found
+        return partials
 
 
 def _upload_named(name: str) -> Upload | None:

@@ -172,9 +172,9 @@ def open_engine(url: str, *, still: bool = False) -> Engine:
 def check(connection: Connection) -> None:
     """A damaged file is found at the start, not in the middle of a round."""
     if connection.dialect.name == "sqlite":
-        found = connection.exec_driver_sql("PRAGMA integrity_check").scalar()
-        if found != "ok":
-            raise StateError(f"the ledger is damaged: {found}; restore the state folder from a backup")
+        result = connection.exec_driver_sql("PRAGMA integrity_check").scalar()
+        if result != "ok":
+            raise StateError(f"the ledger is damaged: {result}; restore the state folder from a backup")
 
 
 def backup_path(file: Path) -> Path:

@@ -163,10 +163,10 @@ class Ledger(LedgerReader):
 
     def revoke(self, row: CertificateRow) -> None:
         """Let a certificate call no more."""
-        gone = {"revoked_at": row.revoked_at, "reason": row.reason}
+        revocation = {"revoked_at": row.revoked_at, "reason": row.reason}
         here = db.certificates.c.fingerprint == row.fingerprint
         with self._write() as connection:
-            connection.execute(update(db.certificates).where(here).values(**gone))
+            connection.execute(update(db.certificates).where(here).values(**revocation))
         self._promise("certificate-revoked", **_who(row), reason=row.reason)
 
     # Operators
@@ -247,9 +247,9 @@ class Ledger(LedgerReader):
 
         Args: as of `publish`.
         """
-        found: dict[str, Any] = {"aggregate": aggregate, "complete": complete, "statistics": dict(statistics)}
+        values: dict[str, Any] = {"aggregate": aggregate, "complete": complete, "statistics": dict(statistics)}
         # What follows is another computation: a server that dies in it has not died in this one.
-        self._advance(run, round, attempt, task_status, silent, **found, aggregations=0)
+        self._advance(run, round, attempt, task_status, silent, **values, aggregations=0)
 
     def reject(self, update_row: UpdateRow, why: Rejection) -> None:
         """Leave an accepted update out of the aggregation; it stays where it is."""
@@ -279,8 +279,8 @@ class Ledger(LedgerReader):
             task_status: theirs; None: not-needed if the round is complete, or else late.
         """
         task_status = task_status or ("not-needed" if complete else "late")
-        found: dict[str, Any] = {"state": state, "complete": complete, "statistics": dict(statistics or {})}
-        self._close(run, round, attempt, task_status, silent or {}, **found)
+        values: dict[str, Any] = {"state": state, "complete": complete, "statistics": dict(statistics or {})}
+        self._close(run, round, attempt, task_status, silent or {}, **values)
         self._promise("published", run=run, round=round, attempt=attempt, state=state, complete=complete)
 
     def abandon(
@@ -476,8 +476,8 @@ def _promised(row: UpdateRow) -> Mapping[str, Any]:
     """What the journal repeats of a verdict."""
     task = row.task
     of_task = {name: getattr(task, name) for name in ("run", "round", "attempt", "site", "task_id")}
-    found = {"verdict": row.verdict, "code": row.code, "reason": row.reason}
-    return of_task | found | {"digest": row.digest, "bytes": row.bytes, "record_hash": row.receipt().record_hash}
+    values = {"verdict": row.verdict, "code": row.code, "reason": row.reason}
+    return of_task | values | {"digest": row.digest, "bytes": row.bytes, "record_hash": row.receipt().record_hash}
 
 
 def _taken(row: UpdateRow) -> Mapping[str, Any]:

@@ -331,12 +331,12 @@ class LedgerReader:
 
     def moved(self, run: str) -> tuple[int, int]:
         """Bytes of a run's accepted updates, and of what sites were asked to fetch to train, sum and refine."""
-        taken = select(func.sum(db.updates.c.bytes)).where(db.updates.c.run == run)
+        received_bytes = select(func.sum(db.updates.c.bytes)).where(db.updates.c.run == run)
         of_updates = db.tasks.c.kind.in_(sorted(TRAININGS)) | (db.tasks.c.sum_of == SumOf.UPDATE)
         sent = select(func.sum(db.tasks.c.base_bytes)).where(db.tasks.c.run == run, of_updates)
-        found = (self._read(taken.where(db.updates.c.verdict == Verdict.ACCEPTED)), self._read(sent))
-        received, asked = (int(rows[0][0] or 0) for rows in found)
-        return received, asked
+        queries = (self._read(received_bytes.where(db.updates.c.verdict == Verdict.ACCEPTED)), self._read(sent))
+        received, sent_bytes = (int(rows[0][0] or 0) for rows in queries)
+        return received, sent_bytes
 
     def scored_round(self, run: str) -> int:
         """The newest round with scores that was not rolled back; 0: none."""
@@ -358,19 +358,19 @@ class LedgerReader:
         self, run: str, round: int | range | None = None, names: Collection[str] | None = None
     ) -> dict[int, dict[SiteId, dict[str, float]]]:
         """Scores by round (or of one, or some), site and name (or some); not of rounds that were rolled back."""
-        found: dict[int, dict[SiteId, dict[str, float]]] = {}
+        scores: dict[int, dict[SiteId, dict[str, float]]] = {}
         for number, site, name, value in self._read_scores(_SCORES, run, round, names):
-            found.setdefault(number, {}).setdefault(site, {})[name] = value
-        return found
+            scores.setdefault(number, {}).setdefault(site, {})[name] = value
+        return scores
 
     def score_sums(
         self, run: str, round: int | range | None = None, names: Collection[str] | None = None
     ) -> dict[int, dict[str, Spread]]:
         """What secure aggregation says of own scores, by round (or one, or some) and name (or some); as `scores`."""
-        found: dict[int, dict[str, Spread]] = {}
+        sums: dict[int, dict[str, Spread]] = {}
         for number, name, mean, sites in self._read_scores(_SCORE_SUMS, run, round, names):
-            found.setdefault(number, {})[name] = Spread(mean, None, None, sites)
-        return found
+            sums.setdefault(number, {})[name] = Spread(mean, None, None, sites)
+        return sums
 
     def _read_scores(
         self, queries: Sequence[Select[Any]], run: str, round: int | range | None, names: Collection[str] | None
@@ -384,8 +384,8 @@ class LedgerReader:
         """The sites of which an update of these rounds was accepted."""
         updates = db.updates.c
         query = select(updates.site).where(updates.run == run, updates.verdict == Verdict.ACCEPTED).distinct()
-        found = self._read(query.where(updates.round >= rounds.start, updates.round < rounds.stop))
-        return frozenset(row.site for row in found)
+        rows = self._read(query.where(updates.round >= rounds.start, updates.round < rounds.stop))
+        return frozenset(row.site for row in rows)
 
     def sealed(self) -> set[str]:
         """What must never be lost: seals of accepted updates, digests of published states, revoked certificates."""
@@ -399,8 +399,8 @@ class LedgerReader:
         """
         queries = [select(column).where(named).distinct() for column, named in _DIGESTS]
         if among is not None:
-            found = [column.in_(sorted(among)) for column, _ in _DIGESTS]
-            queries = [query.where(here) for query, here in zip(queries, found, strict=True)]
+            columns = [column.in_(sorted(among)) for column, _ in _DIGESTS]
+            queries = [query.where(here) for query, here in zip(queries, columns, strict=True)]
         return {Digest(row[0]) for query in queries for row in self._read(query)}
 
     def referenced(self, run: str, since: int, former: Collection[int] = ()) -> tuple[dict[Digest, bool], set[Digest]]:

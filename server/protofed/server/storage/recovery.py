@@ -30,9 +30,9 @@ class LostPromisesError(StateError):
         told: the first of them in words.
     """
 
-    def __init__(self, message: str, lost: list[str], told: str) -> None:
+    def __init__(self, message: str, lost: list[str], first: str) -> None:
         super().__init__(message)
-        self.lost, self.told = lost, told
+        self.lost, self.told = lost, first
 
 
 def open_journal(path: Path, ledger: LedgerReader, *, give_up: bool) -> Journal:
@@ -45,16 +45,16 @@ def open_journal(path: Path, ledger: LedgerReader, *, give_up: bool) -> Journal:
         StateError: the journal was tampered with, or the ledger lacks what it promised.
     """
     journal = Journal(path)  # before it is read: half a last line is cut off
-    kept = ledger.sealed()
+    sealed = ledger.sealed()
     try:
-        promised = check_promises(path, kept)
+        promised = check_promises(path, sealed)
     except LostPromisesError as error:
         if not give_up:
             raise
         log.error("going on without what the ledger has lost", promises=len(error.lost), first=error.told)
         _note(journal, GIVEN_UP, error.lost)
         promised = _promised(path)
-    if adopted := sorted(kept - promised.keys()):
+    if adopted := sorted(sealed - promised.keys()):
         log.warning(
             "the journal lacked promises that the ledger has: a server that was killed leaves a few; of many see "
             "the runbook on a journal that was changed",
@@ -64,7 +64,7 @@ def open_journal(path: Path, ledger: LedgerReader, *, give_up: bool) -> Journal:
     return journal
 
 
-def check_promises(path: Path, kept: Set[str]) -> dict[str, str]:
+def check_promises(path: Path, sealed: Set[str]) -> dict[str, str]:
     """What the journal has promised, by seal or digest, in words; nothing is written.
 
     Args:
@@ -75,14 +75,14 @@ def check_promises(path: Path, kept: Set[str]) -> dict[str, str]:
         StateError: the journal was tampered with.
     """
     promised = _promised(path)
-    if lost := sorted(promised.keys() - kept):
-        told = "; ".join(promised[seal] for seal in lost[:TOLD])
+    if lost := sorted(promised.keys() - sealed):
+        first = "; ".join(promised[seal] for seal in lost[:TOLD])
         more = f"; and {len(lost) - TOLD} more" if len(lost) > TOLD else ""
         raise LostPromisesError(
-            f"the ledger has lost {len(lost)} of the promises in {path.name}: {told}{more}. It is older than the "
+            f"the ledger has lost {len(lost)} of the promises in {path.name}: {first}{more}. It is older than the "
             "journal, or its last writes are gone: restore the newest backup, or start once with --recover",
             lost,
-            told,
+            first,
         )
     return promised
 
@@ -93,12 +93,12 @@ def compare_audit(journal: Path, newest: int) -> None:
     Args:
         newest: number of the log's last record; 0: there is none.
     """
-    seen = [record.facts["records"] for record in records(journal) if record.event == AUDIT]
-    if seen and isinstance(seen[-1], int) and newest < seen[-1]:
+    counts = [record.facts["records"] for record in records(journal) if record.event == AUDIT]
+    if counts and isinstance(counts[-1], int) and newest < counts[-1]:
         log.error(
             "the audit log was cut or removed while no server used it: the journal has seen more records",
             counted=newest,
-            needed=seen[-1],
+            needed=counts[-1],
         )
 
 

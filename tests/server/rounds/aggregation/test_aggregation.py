@@ -275,7 +275,7 @@ def test_a_full_disk_delays_the_question(make: MakeLab) -> None:
 def test_a_run_goes_back_from_a_refinement_to_a_published_round(refining: Lab) -> None:
     refining.run.dismiss("eva", "excluded: noisy")  # the round does not wait for it
     assert isinstance(refining.phase, phases.Refining)
-    assert not refining.phase.asked
+    assert not refining.phase.requested
     refining.run.roll_back(0)
     assert refining.asked("eva") is None
     refining.later(0.0)

@@ -114,10 +114,10 @@ PHASES: dict[str, Phase] = {
     "aggregating-refined": Aggregating(1, 1, frozenset("e"), 1, refines=True),
     "aggregating-refined-last-attempt": Aggregating(1, 1, frozenset("e"), 1, tries=4, refines=True),
     "refining-fresh": Refining(1, 1, 0.0),
-    "refining-asked": Refining(1, 1, 0.0, asked=frozenset("e")),
-    "refining-reported": Refining(1, 1, 0.0, asked=frozenset("e"), reported=frozenset("e")),
+    "refining-asked": Refining(1, 1, 0.0, requested=frozenset("e")),
+    "refining-reported": Refining(1, 1, 0.0, requested=frozenset("e"), reported=frozenset("e")),
     "refining-again": Refining(1, 1, 0.0, passed=frozenset("e"), tries=1, again_at=50.0),
-    "refining-last-attempt": Refining(ROUNDS, 1, 0.0, asked=frozenset("a"), tries=4),
+    "refining-last-attempt": Refining(ROUNDS, 1, 0.0, requested=frozenset("a"), tries=4),
     "evaluating-1": Evaluating(1, frozenset("ab"), 0.0),
     "evaluating-one-left": Evaluating(1, frozenset("a"), 0.0),
     "evaluating-nobody": Evaluating(1, NOBODY, 0.0),
@@ -197,8 +197,8 @@ def test_every_pair_is_answered_and_none_leads_where_the_drawing_has_no_arrow(ph
         assert answer.reported | answer.failed <= answer.cohort
         assert not answer.reported & answer.failed
     if isinstance(answer, Refining) and isinstance(phase, Refining):
-        recalled = phase.asked - answer.asked if isinstance(event, Tick) else NOBODY
-        wanted = [*([AskRefinement] if answer.asked - phase.asked else []), *([Recall] if recalled else [])]
+        recalled = phase.requested - answer.requested if isinstance(event, Tick) else NOBODY
+        wanted = [*([AskRefinement] if answer.requested - phase.requested else []), *([Recall] if recalled else [])]
         assert [type(effect) for effect in effects] == wanted
         return
     if type(answer) is type(phase):

@@ -147,8 +147,8 @@ class Walk:
             case AskRefinement(phase):
                 assert self.rules.refined
                 assert phase.round in self.folded - self.published, "an aggregate is refined, and no published state"
-                assert len(phase.asked) == 1, "one evaluator at a time"
-                self.asked = phase.asked
+                assert len(phase.requested) == 1, "one evaluator at a time"
+                self.asked = phase.requested
             case Recall():
                 assert self.asked, "nobody is recalled who was not asked"
             case Refine(phase):
@@ -195,7 +195,7 @@ def test_a_run_whose_sites_all_answer_completes_in_whatever_order(what: RoundRul
                 machine.step(Arrived(random.choice(sorted(awaited)), 0.0))
             case Aggregating():
                 machine.step(Aggregated(0.0, who))
-            case Refining(asked=asked):
+            case Refining(requested=asked):
                 machine.step(Arrived(random.choice(sorted(asked)), 0.0) if asked else Tick(0.0, who, who, evaluators))
             case Evaluating(awaited=awaited):
                 machine.step(ScoresArrived(random.choice(sorted(awaited))))

@@ -38,7 +38,7 @@ def refined(**federation: Any) -> RoundRules:
 
 
 def asked(evaluator: str = "e", **fields: Any) -> Refining:
-    return Refining(1, 1, **{"opened": 0.0, "asked": frozenset(evaluator), **fields})
+    return Refining(1, 1, **{"opened": 0.0, "requested": frozenset(evaluator), **fields})
 
 
 def collected(round: int) -> Collecting:
@@ -92,17 +92,17 @@ def test_one_that_declines_is_passed_over_for_another_and_asked_again_where_ther
     assert advance(refined(), phase, tick(16.0, evaluators="ez")) == (phase, [])
     other, _ = advance(refined(), phase, tick(17.0, evaluators="ez"))
     assert isinstance(other, Refining)
-    assert other.asked == frozenset("z")
+    assert other.requested == frozenset("z")
     same, _ = advance(refined(), phase, tick(17.0, evaluators="e"))
     assert isinstance(same, Refining)
-    assert (same.asked, same.tries) == (frozenset("e"), 1)
+    assert (same.requested, same.tries) == (frozenset("e"), 1)
 
 
 def test_one_that_is_late_is_recalled() -> None:
     assert advance(refined(), asked(), tick(DEADLINE - 1, evaluators="e")) == (asked(), [])
     phase, effects = advance(refined(), asked(), tick(DEADLINE, evaluators="e"))
     assert isinstance(phase, Refining)
-    assert (phase.asked, phase.tries, phase.passed) == (NOBODY, 1, frozenset("e"))
+    assert (phase.requested, phase.tries, phase.passed) == (NOBODY, 1, frozenset("e"))
     assert [type(effect) for effect in effects] == [Recall]
 
 
@@ -120,7 +120,7 @@ def test_after_so_many_attempts_the_run_fails_and_no_training_was_given_up() -> 
     what = refined(max_attempts=2)
     again, _ = advance(what, asked(), Declined("e", 7.0, "data"))
     assert isinstance(again, Refining)
-    phase, effects = advance(what, replace(again, asked=frozenset("e")), Declined("e", 20.0, "data"))
+    phase, effects = advance(what, replace(again, requested=frozenset("e")), Declined("e", 20.0, "data"))
     assert isinstance(phase, FinishedPhase)
     assert phase.outcome is RoundOutcome.FAILED
     assert effects == [Finish(phase)]

@@ -131,11 +131,11 @@ def test_a_full_disk_is_a_reason(phase: Phase) -> None:
 
 
 def test_without_an_evaluator_or_with_one_a_refinement_says_so_and_when_the_run_fails() -> None:
-    phase = Refining(1, 1, 5.0, asked=frozenset({"eva"}))
+    phase = Refining(1, 1, 5.0, requested=frozenset({"eva"}))
     found = known(reason(phase, tick(30.0), {"eva": NO_TRAINER}))
     assert (found.reason, found.missing, found.round) == (WaitReason.REFINEMENT, (MissingSite("eva"),), 1)
     assert found.seconds_left == DEADLINE - 25.0
-    assert reason(replace(phase, reported=phase.asked), tick(30.0)) is None
+    assert reason(replace(phase, reported=phase.requested), tick(30.0)) is None
     found = known(reason(Refining(1, 1, 5.0), tick(30.0)))
     assert (found.reason, found.needed, found.has, found.seconds_left) == (WaitReason.EVALUATOR, 1, 0, WEEK - 25.0)
     assert reason(Refining(1, 1, 5.0), tick(30.0, evaluators="e")) is None

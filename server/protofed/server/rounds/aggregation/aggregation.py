@@ -225,8 +225,8 @@ class Aggregation:
         """Why the updates that are left do not do; None: they do."""
         fewest = self._publisher.needed if phase.round and not phase.refines else 1
         # What a rule rejects did come, and the rule asks for so many that it may.
-        came = frozenset(row.task.site for row in [*chosen.used, *chosen.rejected])
-        if not phase.is_short(came) and len(came) >= fewest:
+        arrived = frozenset(row.task.site for row in [*chosen.used, *chosen.rejected])
+        if not phase.is_short(arrived) and len(arrived) >= fewest:
             return None
         reasons = "; ".join(f"{site}: {reason}" for site, reason in chosen.excluded.items())
         missing = advance.missing(phase.required & chosen.excluded.keys())
@@ -279,10 +279,10 @@ class Aggregation:
             reach("aggregation-started")
             if job.aggregate is not None:
                 new, statistics = self._publisher.refined(job.aggregate, used[0], context), job.statistics
-            elif isinstance(made := self._aggregated(state, used, groups, context, before), Rejected):
-                return made
+            elif isinstance(outcome := self._aggregated(state, used, groups, context, before), Rejected):
+                return outcome
             else:
-                new, statistics = made
+                new, statistics = outcome
             reach("aggregation-done")
             published = self._publisher.publish(new, state)
             self._publisher.uncache(used)
@@ -460,7 +460,7 @@ class Refinements:
             OutOfSpaceError, DiskFailureError: something could not be stored.
         """
         assert self.aggregate is not None  # noqa: S101  (it is durable)
-        sites = sorted(phase.asked)
+        sites = sorted(phase.requested)
         if phase.tries:  # the evaluator before may have failed because what it was sent had rotted on the disk
             self._publisher.recheck()
         base = drop_private(self._method.to_refine(self.aggregate.state))
@@ -471,9 +471,9 @@ class Refinements:
     def recall(self, reason: str) -> None:
         """Close the evaluator's invitation, that another can be asked."""
         for row in self._invitations.open_rows():
-            seen = self._context.presence.last_seen(row.site)
+            last_seen = self._context.presence.last_seen(row.site)
             log.warning("refinement recalled", run=self._run, round=row.round, site=row.site, reason=reason)
-            self._ledger.set_task_status(row.task_id, "late", f"{reason}: {seen}")
+            self._ledger.set_task_status(row.task_id, "late", f"{reason}: {last_seen}")
         self._invitations.clear()
 
     def job(self, phase: phases.Aggregating) -> AggregationJob:

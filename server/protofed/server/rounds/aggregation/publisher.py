@@ -220,15 +220,15 @@ class Publisher:
 
     def damaged(self, rows: Sequence[UpdateRow]) -> dict[SiteId, str]:
         """By site, why its acknowledged update can no longer be read."""
-        found = {}
+        damaged = {}
         for row in rows:
             try:
                 self._blobs.view(row.digest)
             except OutOfSpaceError:
                 continue  # no verdict on the blob: it could not be opened now
             except StateError as error:
-                found[row.task.site] = str(error)
-        return found
+                damaged[row.task.site] = str(error)
+        return damaged
 
     @property
     def needed(self) -> int:
@@ -340,8 +340,8 @@ class Publisher:
                 opened = opened or self.opened(ordered)
             updates = self._shared(state, ordered, opened)
             if self._robust is not None:
-                made = self._robust.made(state, list(updates), [row.norm for row in ordered])
-                updates, statistics = made.updates, dict(made.statistics)
+                limited = self._robust.made(state, list(updates), [row.norm for row in ordered])
+                updates, statistics = limited.updates, dict(limited.statistics)
             new = self._method.aggregate(state, updates, context)
         return _finite(new, "the aggregate"), statistics
 

@@ -84,11 +84,11 @@ class RobustRule:
         products *= np.outer(scales, scales)
         scores = robust.krum_scores(products, self.bad)
         usual = float(np.median(scores))
-        found = {updates[k].site: scores[k] for k in robust.krum_rejected(scores, self.bad, KRUM_MARGIN)}
+        outliers = {updates[k].site: scores[k] for k in robust.krum_rejected(scores, self.bad, KRUM_MARGIN)}
         return {
             site: f"krum: its distance to the updates nearest to it, {score:.6g} squared and summed, is more than "
             f"{KRUM_MARGIN:g} times the cohort's median of {usual:.6g}"
-            for site, score in found.items()
+            for site, score in outliers.items()
         }
 
     def made(self, state: Payload, updates: Sequence[Update], norms: Sequence[float | None]) -> Made:
@@ -144,8 +144,8 @@ class RobustRule:
             if scale < 1:
                 payload |= robust.moved(payload, self._start(state, update), scale, _moving(payload))
             if Part.STEPS in payload:
-                taken = payload[Part.STEPS]
-                payload[Part.STEPS] = {name: np.clip(of, 0, most).astype(of.dtype) for name, of in taken.items()}
+                step_count = payload[Part.STEPS]
+                payload[Part.STEPS] = {name: np.clip(of, 0, most).astype(of.dtype) for name, of in step_count.items()}
             yield replace(update, payload=payload)
 
     def _centre(self, state: Payload, updates: Sequence[Update]) -> Payload:
@@ -189,19 +189,19 @@ def check_robust(recipe: Recipe, method: ServerMethod) -> None:
         ConfigError: it has not; the text says what to do.
     """
     rule = recipe.federation.robust
-    asked = f"recipe '{recipe.name}': federation.robust = \"{rule}\""
+    setting = f"recipe '{recipe.name}': federation.robust = \"{rule}\""
     if rule == "none":
         return
     least = needed(rule, recipe.federation.max_bad_sites)
     if (fewest := min_cohort(recipe.federation)) < least:
         raise ConfigError(
-            f"{asked} needs {least} updates in a round{_by(recipe.federation)}, and a round may close with {fewest} "
+            f"{setting} needs {least} updates in a round{_by(recipe.federation)}, and a round may close with {fewest} "
             "(min_sites, participation, quorum): raise these, or take another rule"
         )
     if rule in CENTRES and (problem := _no_mean(method, recipe.method.name)):
-        raise ConfigError(f'{asked}: {problem}; "clip" and "krum" work with every method')
+        raise ConfigError(f'{setting}: {problem}; "clip" and "krum" work with every method')
     if rule == "krum" and _sends_no_model(method):
-        raise ConfigError(f"{asked} compares models, and {recipe.method.name} sends none: take another rule")
+        raise ConfigError(f"{setting} compares models, and {recipe.method.name} sends none: take another rule")
 
 
 def _by(federation: Federation) -> str:
@@ -234,12 +234,12 @@ def _moving(payload: Payload) -> list[Part]:
 
 
 def _by_class(updates: Sequence[Update]) -> dict[tuple[Part, str], list[Array]]:
-    found: dict[tuple[Part, str], list[Array]] = {}
+    by_class: dict[tuple[Part, str], list[Array]] = {}
     for update in updates:
         for part in sorted(ROWS & update.payload.keys()):
             for name, row in update.payload[part].items():
-                found.setdefault((part, name), []).append(row)
-    return found
+                by_class.setdefault((part, name), []).append(row)
+    return by_class
 
 
 def _centred_rows(updates: Sequence[Update]) -> tuple[dict[Part, Tensors], dict[str, int]]:
@@ -247,8 +247,8 @@ def _centred_rows(updates: Sequence[Update]) -> tuple[dict[Part, Tensors], dict[
     rows: dict[Part, dict[str, Array]] = {}
     withheld: dict[str, int] = {}
     for (part, name), of_class in _by_class(updates).items():
-        if made := robust.robust_rows({name: of_class}):
-            rows.setdefault(part, {}).update(made)
+        if centre := robust.robust_rows({name: of_class}):
+            rows.setdefault(part, {}).update(centre)
         else:
             withheld[name] = len(of_class)
     return dict(rows), withheld

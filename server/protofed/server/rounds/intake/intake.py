@@ -385,10 +385,10 @@ class Intake:
             What each of the calls would have returned or raised.
         """
         answers: list[Receipt | Exception] = []
-        while left := commits[len(answers) :]:
+        while remaining := commits[len(answers) :]:
             now = self._clock()
-            rows = self._acceptable(left, now)
-            answers += self._accepted(rows, left, now) if len(rows) > 1 else [self._judged_alone(left[0])]
+            rows = self._acceptable(remaining, now)
+            answers += self._accepted(rows, remaining, now) if len(rows) > 1 else [self._judged_alone(remaining[0])]
         return answers
 
     def _acceptable(self, commits: Sequence[Commit], now: float) -> list[UpdateRow]:

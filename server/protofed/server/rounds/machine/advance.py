@@ -209,8 +209,8 @@ def _last(rules: RoundRules, reason: str, makers: Sites) -> str:
     if reason != FailureReason.POLICY:
         return f" (the last: {reason})"
     sums = "" if rules.federation.secure else "; policies standard and strict ask for federation.secure = true"
-    made = f"; where that is the first model, {' and '.join(sorted(makers))} made it" if makers else ""
-    return f" (the last: {reason}; its log names the rule{made}{sums})"
+    blame = f"; where that is the first model, {' and '.join(sorted(makers))} made it" if makers else ""
+    return f" (the last: {reason}; its log names the rule{blame}{sums})"
 
 
 def _close(rules: RoundRules, phase: Collecting, now: float, complete: bool) -> Step:
@@ -264,8 +264,8 @@ def _after_aggregation(rules: RoundRules, phase: Aggregating, event: Within) -> 
         case Aggregated():
             return _score_if_due(rules, phase, event)
         case Insufficient(reason, now) if phase.refines:
-            asked = Refining(phase.round, phase.attempt, opened=now, asked=phase.sites, tries=phase.tries)
-            return _refine_again(rules, asked, now, reason)
+            refining = Refining(phase.round, phase.attempt, opened=now, requested=phase.sites, tries=phase.tries)
+            return _refine_again(rules, refining, now, reason)
         case Insufficient(reason, now):
             return _abandon(rules, phase, reason, now + rules.pause(phase.round, phase.tries + 1))
         case Tick() | Arrived() | Declined() | ScoresArrived():
@@ -277,13 +277,13 @@ def _after_aggregation(rules: RoundRules, phase: Aggregating, event: Within) -> 
 def _refine(rules: RoundRules, phase: Refining, event: Within) -> Step:
     """One evaluator is asked at a time; the aggregate is durable, so no training is done again."""
     match event:
-        case Arrived(site) if site in phase.asked:
-            return _refined(phase, phase.asked)
-        case Declined(site, now, reason) if site in phase.asked - phase.reported:
+        case Arrived(site) if site in phase.requested:
+            return _refined(phase, phase.requested)
+        case Declined(site, now, reason) if site in phase.requested - phase.reported:
             return _refine_again(rules, phase, now, f"{site} cannot do it{f' ({reason})' if reason else ''}")
         case Tick() if phase.reported:
             return _refined(phase, phase.reported)
-        case Tick() if phase.asked:
+        case Tick() if phase.requested:
             return _recall_if_due(rules, phase, event)
         case Tick():
             return _ask_evaluator(rules, phase, event)
@@ -303,9 +303,9 @@ def _ask_evaluator(rules: RoundRules, phase: Refining, tick: Tick) -> Step:
     """One that was not asked in vain yet or, if all were, any; without one the run waits as it does for sites."""
     if tick.now < phase.again_at:
         return phase, []
-    if found := tick.evaluators - phase.passed or tick.evaluators:
-        asked = replace(phase, asked=rules.sampler(phase.round, sorted(found), 1), opened=tick.now)
-        return asked, [AskRefinement(asked)]
+    if evaluators := tick.evaluators - phase.passed or tick.evaluators:
+        next_phase = replace(phase, requested=rules.sampler(phase.round, sorted(evaluators), 1), opened=tick.now)
+        return next_phase, [AskRefinement(next_phase)]
     if tick.now >= phase.opened + rules.federation.site_wait_timeout_s:
         waited = f"waited {tick.now - phase.opened:.0f} s for an evaluator to refine round {phase.round}"
         return _finish(waited, RoundOutcome.FAILED)
@@ -314,11 +314,11 @@ def _ask_evaluator(rules: RoundRules, phase: Refining, tick: Tick) -> Step:
 
 def _recall_if_due(rules: RoundRules, phase: Refining, tick: Tick) -> Step:
     """A lost evaluator may come back with what it made: it is given up before the deadline only for another one."""
-    asked = ", ".join(phase.asked)  # one
+    evaluator = ", ".join(phase.requested)  # one
     if tick.now >= phase.opened + rules.federation.deadline_s:
-        why = f"nothing came of {asked} by the deadline"
-    elif not phase.asked & tick.evaluators and tick.evaluators - phase.passed:
-        why = f"{asked} was lost"
+        why = f"nothing came of {evaluator} by the deadline"
+    elif not phase.requested & tick.evaluators and tick.evaluators - phase.passed:
+        why = f"{evaluator} was lost"
     else:
         return phase, []
     after, effects = _refine_again(rules, phase, tick.now, why)
@@ -330,7 +330,7 @@ def _refine_again(rules: RoundRules, phase: Refining, now: float, why: str) -> S
     tries = phase.tries + 1
     if tries >= rules.federation.max_attempts:
         return _finish(f"round {phase.round} was not refined in {tries} attempts: {why}", RoundOutcome.FAILED)
-    again_at, passed = now + rules.pause(phase.round, tries), phase.passed | phase.asked
+    again_at, passed = now + rules.pause(phase.round, tries), phase.passed | phase.requested
     return Refining(phase.round, phase.attempt, opened=now, passed=passed, tries=tries, again_at=again_at), []
 
 
@@ -340,18 +340,18 @@ def _score_if_due(rules: RoundRules, phase: Aggregating, event: Aggregated) -> S
     trainers = event.trainers if rules.owns_due(phase.round) else NOBODY
     if not rules.secure:
         scorers, trainers = scorers | trainers, NOBODY
-    asked = Evaluating(phase.round, scorers, event.now, trainers, phase.attempt, groups=event.groups)
-    return (asked, [AskScores(asked)]) if scorers else _scored(rules, asked, event.now)
+    evaluating = Evaluating(phase.round, scorers, event.now, trainers, phase.attempt, groups=event.groups)
+    return (evaluating, [AskScores(evaluating)]) if scorers else _scored(rules, evaluating, event.now)
 
 
 def _evaluate(rules: RoundRules, phase: Evaluating, event: Within) -> Step:
     match event:
         case Arrived(site, now) if phase.secure and site in phase.awaited:
-            left = replace(phase, awaited=phase.awaited - {site}, reported=phase.reported | {site})
-            return (left, []) if left.awaited else _scored(rules, left, now)
+            remaining = replace(phase, awaited=phase.awaited - {site}, reported=phase.reported | {site})
+            return (remaining, []) if remaining.awaited else _scored(rules, remaining, now)
         case ScoresArrived(site, now) | Declined(site, now):
-            left = replace(phase, awaited=phase.awaited - {site})
-            return (left, []) if left.awaited else _scored(rules, left, now)
+            remaining = replace(phase, awaited=phase.awaited - {site})
+            return (remaining, []) if remaining.awaited else _scored(rules, remaining, now)
         case Tick():
             alive = phase.awaited & (event.trainers | event.evaluators)
             overdue = event.now >= phase.opened + rules.federation.score_deadline_s
@@ -365,8 +365,8 @@ def _evaluate(rules: RoundRules, phase: Evaluating, event: Within) -> Step:
 def _scored(rules: RoundRules, phase: Evaluating, now: float) -> Step:
     """Nobody is waited for any more: trainers are asked for a sum, or its steps begin, or the round is over."""
     if phase.then:
-        asked = replace(phase, awaited=phase.then, opened=now, then=NOBODY, secure=True)
-        return asked, [AskScores(asked)]
+        trainers_turn = replace(phase, awaited=phase.then, opened=now, then=NOBODY, secure=True)
+        return trainers_turn, [AskScores(trainers_turn)]
     if phase.secure and (first := secure_steps.started_scores(phase, now)) is not None:
         return first, [AskStep(first)]
     return _next(rules, phase.round)
@@ -434,15 +434,15 @@ def grouped(phase: Phase, groups: Groups, grouping: Grouping) -> Phase:
     """A phase with the groups that sites have: it was resumed, or one of them was dissolved."""
     match phase:
         case Collecting(round) if round:
-            found = replace(phase, groups=groups, fewest=grouping.fewest)
+            next_phase = replace(phase, groups=groups, fewest=grouping.fewest)
             since = phase.opened if phase.quorum_at is None else phase.quorum_at
-            return replace(found, quorum_at=since if found.has_quorum else None)
+            return replace(next_phase, quorum_at=since if next_phase.has_quorum else None)
         case Summing():
             of_sum = tuple(group for group in grouping.started(groups, phase.roster) if phase.roster.issuperset(group))
             return replace(phase, groups=of_sum, survivors=whole(of_sum, phase.survivors))
         case Evaluating():
-            asked = phase.awaited | phase.reported if phase.secure else phase.then
-            return replace(phase, groups=grouping.started(groups, asked))
+            candidates = phase.awaited | phase.reported if phase.secure else phase.then
+            return replace(phase, groups=grouping.started(groups, candidates))
         case _:
             return phase
 
@@ -467,10 +467,10 @@ def _published(last: RoundRow, tasks: Sequence[TaskRow], now: float, scorers: Si
 
 def _refining(last: RoundRow, tasks: Sequence[TaskRow], now: float) -> Refining:
     """Where the refinement of an aggregate goes on."""
-    asked = [task for task in tasks if task.kind is TaskKind.REFINE]
-    failed = [task for task in asked if task.task_status not in (*OPEN, "reported")]
-    evaluators = _sites(asked, *OPEN, "reported")
-    reported, passed = _sites(asked, "reported"), _sites(failed)
+    refinements = [task for task in tasks if task.kind is TaskKind.REFINE]
+    failed = [task for task in refinements if task.task_status not in (*OPEN, "reported")]
+    evaluators = _sites(refinements, *OPEN, "reported")
+    reported, passed = _sites(refinements, "reported"), _sites(failed)
     return Refining(last.round, last.attempt, now, evaluators, reported, passed, tries=len(failed))
 
 

@@ -178,7 +178,7 @@ class Refining:
     round: int
     attempt: int
     opened: float
-    asked: Sites = NOBODY
+    requested: Sites = NOBODY
     reported: Sites = NOBODY
     passed: Sites = NOBODY
     tries: int = 0

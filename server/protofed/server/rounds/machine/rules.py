@@ -209,11 +209,11 @@ class Grouping:
         """
         units = {group[0]: frozenset(group) for group in self.of(known, available)}
         cohort: Sites = frozenset().union(*(unit for unit in units.values() if unit & required))
-        left = sorted(first for first, unit in units.items() if not unit & required)
-        for count in range(1, len(left) + 1):
+        optional = sorted(first for first, unit in units.items() if not unit & required)
+        for count in range(1, len(optional) + 1):
             if len(cohort) >= size or len(cohort) + self.fewest > MAX_SECURE_SITES:
                 break
-            (first,) = sampler(round, left, count) - sampler(round, left, count - 1)
+            (first,) = sampler(round, optional, count) - sampler(round, optional, count - 1)
             if len(cohort | units[first]) <= MAX_SECURE_SITES:
                 cohort |= units[first]
         return cohort
@@ -240,14 +240,16 @@ def stuck(groups: Groups, sites: Sites, fewest: int) -> list[Stuck]:
     Args:
         fewest: sites of a group.
     """
-    found = list[Stuck]()
+    dissolved = list[Stuck]()
     for group in groups:
         named = f"the group {', '.join(group)}"
         if len(group) < fewest and sites.intersection(group):
-            found.append(Stuck(f"{named} has {len(group)} sites, and the run's have {fewest} or more", (), group[0]))
+            dissolved.append(
+                Stuck(f"{named} has {len(group)} sites, and the run's have {fewest} or more", (), group[0])
+            )
         elif sites.intersection(group) and (lacking := tuple(sorted(set(group) - sites))):
-            found.append(Stuck(f"{named} is without {', '.join(lacking)}", lacking, lacking[0]))
-    return found
+            dissolved.append(Stuck(f"{named} is without {', '.join(lacking)}", lacking, lacking[0]))
+    return dissolved
 
 
 def left_out(groups: Groups, sites: Collection[SiteId], fewest: int) -> dict[SiteId, str]:
@@ -305,13 +307,13 @@ def unmet(recipe: Recipe, trainers: phases.Sites, groups: Groups = ()) -> list[s
     if len(trainers) < needed:
         listed = f": {', '.join(sorted(trainers))}" if trainers else ""
         counts = {"min_sites": federation.min_sites, "quorum": federation.quorum}
-        asked = ", ".join(f"{key} = {value}" for key, value in counts.items() if isinstance(value, int))
+        settings = ", ".join(f"{key} = {value}" for key, value in counts.items() if isinstance(value, int))
         problems.append(
-            f"{needed} trainers are needed ({asked}), and {len(trainers)} may take part{listed}; "
+            f"{needed} trainers are needed ({settings}), and {len(trainers)} may take part{listed}; "
             "register or start the others, or lower these keys of [federation]"
         )
     elif grouping is not None and len(whole := rules.countable(groups, trainers)) < rules.trainers_needed(1, whole):
-        problems += [f"{held.why}: {DISSOLVED.format(held.site)}" for held in stuck(groups, trainers, grouping.fewest)]
+        problems += [f"{one.why}: {DISSOLVED.format(one.site)}" for one in stuck(groups, trainers, grouping.fewest)]
     for site in sorted(set(federation.required_sites) - trainers):
         similar = nearest(site, trainers)
         hint = f"did you mean '{similar}'?" if similar else "register it as a trainer, admit it, or leave it out"

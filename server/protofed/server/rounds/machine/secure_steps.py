@@ -159,9 +159,9 @@ def _closed_if_due(phase: Summing, now: float, step_s: float, hoped_for: Sites, 
     if _is_enough(phase, phase.reported):
         return _next(phase, now) if overdue or not hoped_for else phase
     if overdue or not _is_enough(phase, phase.cohort - phase.failed):
-        there, came = len(counted(phase, phase.reported)), len(phase.reported)
-        groups = f", {there} in whole groups" if there < came else ""
-        what = f"{phase.step} of the secure aggregation: {came} of {len(phase.cohort)} sites{groups}"
+        there, reported = len(counted(phase, phase.reported)), len(phase.reported)
+        groups = f", {there} in whole groups" if there < reported else ""
+        what = f"{phase.step} of the secure aggregation: {reported} of {len(phase.cohort)} sites{groups}"
         lost = ", ".join(sorted(phase.required - phase.reported)) if phase.step in _AGGREGATED else ""
         missing = f"; without {lost} no round counts" if lost else ""
         silent = f"; no answer of {', '.join(sorted(phase.awaited))}" if overdue and phase.awaited else ""

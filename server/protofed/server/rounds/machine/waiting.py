@@ -89,7 +89,7 @@ class Waiting:
     needed: int = 0
     has: int = 0
     missing: tuple[MissingSite, ...] = ()
-    asked: int = 0
+    requested: int = 0
     reported: int = 0
     behind: str = ""
     step: str = ""
@@ -155,7 +155,7 @@ class Waiting:
     def _counts(self) -> str:
         if self.reported == self.has:
             return f"has {self.has}"
-        return f"has {self.reported} of {self.asked}, {self.has} in whole groups"
+        return f"has {self.reported} of {self.requested}, {self.has} in whole groups"
 
 
 def waiting(
@@ -173,26 +173,26 @@ def waiting(
         case phases.Idle():
             return _idle(rules, phase, tick, absences, disk_full)
         case phases.Collecting():
-            left = max(0.0, phase.opened + rules.federation.deadline_s - tick.now)
+            seconds_left = max(0.0, phase.opened + rules.federation.deadline_s - tick.now)
             missing = _awaited(phase.awaited, phase.required, absences())
             at = WaitReason.UPDATES, phase.round, phase.quorum, len(phase.counted), missing
-            found = Waiting(*at, len(phase.cohort), len(phase.reported), seconds_left=left)
-            return _with_newcomers(rules, found, tick, phase.cohort)
+            wait = Waiting(*at, len(phase.cohort), len(phase.reported), seconds_left=seconds_left)
+            return _with_newcomers(rules, wait, tick, phase.cohort)
         case phases.Summing():
-            left = max(0.0, phase.opened + rules.federation.sum_step_s - tick.now)
+            seconds_left = max(0.0, phase.opened + rules.federation.sum_step_s - tick.now)
             missing = _awaited(phase.awaited, phase.required, absences())
             counts = secure_steps.needed(phase), len(secure_steps.counted(phase, phase.reported))
-            found = Waiting(WaitReason.SUM, phase.round, *counts, missing, len(phase.cohort), len(phase.reported))
-            found = replace(found, step=phase.step, seconds_left=left)
-            return _with_newcomers(rules, found, tick, phase.roster)
+            wait = Waiting(WaitReason.SUM, phase.round, *counts, missing, len(phase.cohort), len(phase.reported))
+            wait = replace(wait, step=phase.step, seconds_left=seconds_left)
+            return _with_newcomers(rules, wait, tick, phase.roster)
         case phases.Aggregating():
             return Waiting(WaitReason.DISK, phase.round) if disk_full else None
         case phases.Refining():
             return _refining(rules, phase, tick, absences, disk_full)
         case phases.Evaluating():
-            left = max(0.0, phase.opened + rules.federation.score_deadline_s - tick.now)
+            seconds_left = max(0.0, phase.opened + rules.federation.score_deadline_s - tick.now)
             missing = _awaited(phase.awaited, phases.NOBODY, absences())
-            return Waiting(WaitReason.SCORES, phase.round, missing=missing, seconds_left=left)
+            return Waiting(WaitReason.SCORES, phase.round, missing=missing, seconds_left=seconds_left)
         case phases.FinishedPhase():
             return None
         case _:
@@ -203,16 +203,18 @@ def _refining(
     rules: RoundRules, phase: phases.Refining, tick: phases.Tick, absences: Callable[[], Absences], disk_full: bool
 ) -> Waiting | None:
     federation = rules.federation
-    if phase.asked:
-        left = max(0.0, phase.opened + federation.deadline_s - tick.now)
-        missing = _awaited(phase.asked - phase.reported, phases.NOBODY, absences())
-        return Waiting(WaitReason.REFINEMENT, phase.round, missing=missing, seconds_left=left) if missing else None
+    if phase.requested:
+        seconds_left = max(0.0, phase.opened + federation.deadline_s - tick.now)
+        missing = _awaited(phase.requested - phase.reported, phases.NOBODY, absences())
+        return (
+            Waiting(WaitReason.REFINEMENT, phase.round, missing=missing, seconds_left=seconds_left) if missing else None
+        )
     if tick.now < phase.again_at:
         attempts = federation.max_attempts, phase.tries + 1
         return Waiting(WaitReason.BACK_OFF, phase.round, *attempts, seconds_left=phase.again_at - tick.now)
     if not tick.evaluators:
-        left = max(0.0, phase.opened + federation.site_wait_timeout_s - tick.now)
-        return Waiting(WaitReason.EVALUATOR, phase.round, needed=1, seconds_left=left)
+        seconds_left = max(0.0, phase.opened + federation.site_wait_timeout_s - tick.now)
+        return Waiting(WaitReason.EVALUATOR, phase.round, needed=1, seconds_left=seconds_left)
     return Waiting(WaitReason.DISK, phase.round) if disk_full else None
 
 
@@ -234,28 +236,28 @@ def _idle(
         reason = WaitReason.REQUIRED_SITES if lacks_required else WaitReason.TRAINERS
         missing = _missing(required, absences(), tick.trainers)
         since = tick.now if phase.since is None else phase.since
-        left = max(0.0, since + rules.federation.site_wait_timeout_s - tick.now)
+        seconds_left = max(0.0, since + rules.federation.site_wait_timeout_s - tick.now)
         group = rules.fewest if trainers < tick.trainers else 1
-        found = Waiting(reason, phase.round, needed, len(trainers), missing, group=group, seconds_left=left)
-        return _with_newcomers(rules, _with_stuck(found, tick, since), tick, phases.NOBODY)
+        wait = Waiting(reason, phase.round, needed, len(trainers), missing, group=group, seconds_left=seconds_left)
+        return _with_newcomers(rules, _with_stuck(wait, tick, since), tick, phases.NOBODY)
     return Waiting(WaitReason.DISK, phase.round) if disk_full else None
 
 
-def _with_stuck(found: Waiting, tick: phases.Tick, since: float) -> Waiting:
+def _with_stuck(wait: Waiting, tick: phases.Tick, since: float) -> Waiting:
     """What is waited for since then, with what keeps the first group that cannot be whole."""
-    held = stuck(tick.groups, tick.trainers, found.group) if found.group > 1 else ()
-    if not held:
-        return found
-    long = not held[0].lacking or tick.now - since >= LONG_S
-    return replace(found, why=held[0].why, regroup=held[0].site if long else "")
+    stuck_sites = stuck(tick.groups, tick.trainers, wait.group) if wait.group > 1 else ()
+    if not stuck_sites:
+        return wait
+    long = not stuck_sites[0].lacking or tick.now - since >= LONG_S
+    return replace(wait, why=stuck_sites[0].why, regroup=stuck_sites[0].site if long else "")
 
 
-def _with_newcomers(rules: RoundRules, found: Waiting, tick: phases.Tick, asked: phases.Sites) -> Waiting:
+def _with_newcomers(rules: RoundRules, wait: Waiting, tick: phases.Tick, requested: phases.Sites) -> Waiting:
     """What is waited for, with sites that wait themselves for others to be summed with."""
-    newcomers = tick.trainers - members(tick.groups) - asked
+    newcomers = tick.trainers - members(tick.groups) - requested
     if not tick.groups or not 0 < len(newcomers) < rules.fewest:
-        return found
-    return replace(found, group=rules.fewest, newcomers=tuple(sorted(newcomers)))
+        return wait
+    return replace(wait, group=rules.fewest, newcomers=tuple(sorted(newcomers)))
 
 
 def _missing(required: phases.Sites, absences: Absences, here: phases.Sites) -> tuple[MissingSite, ...]:

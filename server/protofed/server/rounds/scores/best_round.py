@@ -235,9 +235,9 @@ def prune(
     old, needed = records.referenced(run, before, former)
     if best is not None:
         needed |= records.find_made(run, best.round)
-    gone = old.keys() - needed
-    gone -= _best_of_others(records, blobs, run, gone)
-    for address in sorted(gone, key=old.__getitem__):  # states last: by its state a former best round is found
+    removable = old.keys() - needed
+    removable -= _best_of_others(records, blobs, run, removable)
+    for address in sorted(removable, key=old.__getitem__):  # states last: by its state a former best round is found
         blobs.discard(address)
 
 
@@ -248,15 +248,17 @@ def kept_state(records: LedgerReader, blobs: Blobs, run: str, round: int) -> Dig
         ConfigError: it published none, or its state is no longer kept.
     """
     states = {row.round: row.state for row in records.rounds(run) if row.state is not None}
-    kept = [number for number, state in states.items() if blobs.has(state)]
-    if round not in kept:
+    available = [number for number, state in states.items() if blobs.has(state)]
+    if round not in available:
         reason = "is no longer kept (see keep_rounds)" if round in states else "does not exist"
-        rounds = ", ".join(map(str, sorted(kept))) or "none yet"
+        rounds = ", ".join(map(str, sorted(available))) or "none yet"
         raise ConfigError(f"the state of round {round} {reason}; expected one of {rounds}")
     return states[round]
 
 
 def _best_of_others(records: LedgerReader, blobs: Blobs, run: str, old: set[Digest]) -> set[Digest]:
     """What the best rounds of other runs need: runs of one seed begin with the same bytes."""
-    found = {other: best_kept(records, blobs, other) for other in records.sharing(run, old)}
-    return set().union(*(records.find_made(other, best.round) for other, best in found.items() if best is not None))
+    best_rounds = {other: best_kept(records, blobs, other) for other in records.sharing(run, old)}
+    return set().union(
+        *(records.find_made(other, best.round) for other, best in best_rounds.items() if best is not None)
+    )

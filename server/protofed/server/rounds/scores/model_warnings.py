@@ -148,15 +148,15 @@ class _Model:
 
 def model_warnings(history: RunHistory) -> list[ModelWarning]:
     """All that speaks against the run's models as they are now: the global one first, the worst first."""
-    found: list[ModelWarning] = []
+    warnings: list[ModelWarning] = []
     for model in _models(history):
-        found += _of_scores(model, history)
-    if not any(one.code is WarningCode.DIVERGING and one.site is None for one in found):
-        found += _of_training(history)
-    if not any(one.code is WarningCode.UNCHANGED for one in found) and (same := _same_states(history)) is not None:
-        found.append(same)
+        warnings += _of_scores(model, history)
+    if not any(one.code is WarningCode.DIVERGING and one.site is None for one in warnings):
+        warnings += _of_training(history)
+    if not any(one.code is WarningCode.UNCHANGED for one in warnings) and (same := _same_states(history)) is not None:
+        warnings.append(same)
     order = list(WarningCode)
-    return sorted(found, key=lambda one: (one.site is not None, one.site or "", order.index(one.code)))
+    return sorted(warnings, key=lambda one: (one.site is not None, one.site or "", order.index(one.code)))
 
 
 def _models(history: RunHistory) -> Iterator[_Model]:

@@ -157,15 +157,15 @@ def _headlines(scores: _Scores, model: str) -> dict[SiteId, dict[str, float]]:
 
 def _read(records: LedgerReader, run: str) -> _ToldRounds:
     """Reads of most rounds the headlines alone, and of one model."""
-    found, numbers = _ToldRounds(), records.scored_rounds(run)
+    rounds, numbers = _ToldRounds(), records.scored_rounds(run)
     headlines = _read_headlines(records, run, GLOBAL) or _read_headlines(records, run, LOCAL)
     sums = records.score_sums(run, names=[f"{LOCAL}.{score}" for score in HEADLINES])
     whole = _ends(numbers, SAME_ROUNDS)
     for number in numbers:
         scores = records.scores(run, number) if number in whole else headlines
         aggregated = records.score_sums(run, number) if number in whole else sums
-        found.add(number, scores.get(number, {}), aggregated.get(number, {}))
-    return found
+        rounds.add(number, scores.get(number, {}), aggregated.get(number, {}))
+    return rounds
 
 
 def _read_headlines(records: LedgerReader, run: str, model: str) -> dict[int, dict[SiteId, dict[str, float]]]:
@@ -361,7 +361,7 @@ class Scoring:
         """Record what the sum of the sites' own scores says; without it the round has none, and goes on."""
         at = phase.round, phase.attempt
         try:
-            found = self._opened(phase) if self._sums is not None else self._simulated(phase)
+            totals = self._opened(phase) if self._sums is not None else self._simulated(phase)
         except (SecureAggregationError, StateError) as error:
             log.warning("no sum of own scores", run=self._run, round=phase.round, why=str(error))
             if not (
@@ -369,8 +369,8 @@ class Scoring:
             ):  # counted with the step
                 self._metrics.sum_abandoned(TaskKind.REVEAL, SumFailure.UNUSABLE)
             return
-        if found is not None:
-            self._ledger.sum_scores(self._run, *at, self._names, found)
+        if totals is not None:
+            self._ledger.sum_scores(self._run, *at, self._names, totals)
 
     def _opened(self, phase: phases.Evaluating | phases.Summing) -> Mapping[str, Spread] | None:
         if isinstance(phase, phases.Summing) and phase.step is TaskKind.REVEAL:

@@ -55,8 +55,8 @@ class PartnerList:
             )
         if not (coordinator := coordinator or ("" if self.offered is None else self.offered.coordinator)):
             raise ConfigError("say which institution runs this server: --coordinator NAME")
-        found = tuple(one for one in partners.values() if one is not None)
-        return consortium.checked(Consortium(self._last_number() + 1, coordinator, found))
+        listed = tuple(one for one in partners.values() if one is not None)
+        return consortium.checked(Consortium(self._last_number() + 1, coordinator, listed))
 
     def checked(self, document: str) -> Consortium:
         """A list that may be offered next.
@@ -85,5 +85,5 @@ class PartnerList:
     def _last_number(self) -> int:
         """Of the lists that were offered here, and of those that sites say a person has confirmed."""
         own = 0 if self.offered is None else self.offered.number
-        told = (self._presence.member(site).number for site in self._presence.known())
-        return max([own, *(number for number in told if number <= own + MAX_AHEAD)])
+        numbers = (self._presence.member(site).number for site in self._presence.known())
+        return max([own, *(number for number in numbers if number <= own + MAX_AHEAD)])

@@ -183,7 +183,7 @@ class SumRecord:
                 message = SurvivorsMessage(self.survivors(vector), {})
             case TaskKind.REVEAL_CONTRIBUTORS | TaskKind.REVEAL:
                 signed = self._all(_SIGNED[vector], SignatureMessage)
-                signatures = {site: told.signature for site, told in signed.items()}
+                signatures = {site: signed_message.signature for site, signed_message in signed.items()}
                 message = SurvivorsMessage(self.survivors(vector), signatures)
             case _:
                 raise ValueError(f"{step} is no step of a sum that is sent something of it")
@@ -200,7 +200,7 @@ class SumRecord:
         return unmasked(masks, survivors, vectors, self._opened(Vector.VALUES))
 
     def _deliveries(self, sites: Iterable[SiteId]) -> dict[SiteId, Payload]:
-        dealt = {site: told.sealed for site, told in self._all(TaskKind.SHARE, SharesMessage).items()}
+        dealt = {site: message.sealed for site, message in self._all(TaskKind.SHARE, SharesMessage).items()}
         return {
             site: pack(SharesMessage({by: sealed[site] for by, sealed in dealt.items() if by != site}))
             for site in sites
@@ -209,7 +209,7 @@ class SumRecord:
     def _contributors(self) -> ContributorsMessage:
         signed = self._all(TaskKind.CONTRIBUTORS, SignatureMessage)
         vectors = {site: self._vector(TaskKind.CONTRIBUTORS, site) for site in signed}
-        signatures = {site: told.signature for site, told in signed.items()}
+        signatures = {site: message.signature for site, message in signed.items()}
         return ContributorsMessage(vectors, signatures, self._opened(Vector.CONTRIBUTORS))
 
     def _opened(self, vector: Vector) -> Opened:
@@ -302,8 +302,8 @@ class SumCheck:
         check_signature(advert.identity, advert.signature, self.context.bind("keys", advert.facts), self.site)
         check_keys(advert)  # in a roster they would end the sum of all sites
 
-    def _check_sites(self, what: str, given: object, expected: object) -> None:
-        if given != expected:
+    def _check_sites(self, what: str, actual: object, expected: object) -> None:
+        if actual != expected:
             raise SecureAggregationError("bad-shares", f"{what}: expected those of this step's sites, each once")
 
 

@@ -98,9 +98,9 @@ def unmasked_total(
         raise StateError(
             f"a secure aggregation takes {MIN_SECURE_SITES} to {MAX_SECURE_SITES} sites; this round has {len(flags)}"
         )
-    kept, total = np.sum(flags, axis=0) >= min_contributors, np.zeros(layout.size, dtype=np.uint64)
+    enough, total = np.sum(flags, axis=0) >= min_contributors, np.zeros(layout.size, dtype=np.uint64)
     for update in updates():
-        total += _words(layout, update, fixed_point, kept)
+        total += _words(layout, update, fixed_point, enough)
     return total
 
 
@@ -109,9 +109,9 @@ def _flags(layout: SumLayout, update: Update) -> Array:
         return layout.flags(update)
 
 
-def _words(layout: SumLayout, update: Update, fixed_point: FixedPoint, kept: Array) -> Array:
+def _words(layout: SumLayout, update: Update, fixed_point: FixedPoint, enough: Array) -> Array:
     with _named(update):
-        return layout.words(update, fixed_point, kept)
+        return layout.words(update, fixed_point, enough)
 
 
 @contextmanager
