@@ -169,7 +169,7 @@ class Refining:
     Attributes:
         opened: when the evaluator was asked or, while none is, when the wait for one began; in seconds of the
             coordinator's monotonic clock.
-        asked: the evaluator; nobody while none is there, or before `again_at`.
+        requested: the evaluator; nobody while none is there, or before `again_at`.
         reported: the evaluator, if what it made is durable: it came before a restart.
         passed: evaluators that could not do it, or not in time; asked again only where there is no other.
         tries: times that an evaluator was asked in vain.
