@@ -491,7 +491,7 @@ def _phase(run: RunRow, last: RoundRow | None, open_kinds: Collection[TaskKind])
     """In words.
 
     Args:
-        asked: kinds of the newest attempt's tasks.
+        open_kinds: kinds of the newest attempt's tasks.
     """
     if run.ended_at is not None:
         return run.reason or "ended"
