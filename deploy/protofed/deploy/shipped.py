@@ -205,7 +205,6 @@ class FileKind:
     folders: tuple[str, ...] = ()
 
 
-RESULTS: Final = "RESULTS.md"  # beside the recipes: a page of the documents
 # All kinds keep their places to one another, so that what one names in another is found below one folder.
 KINDS: Final = {
     "dashboards": FileKind("Grafana's dashboards, and the provisioning that finds them", ("grafana",)),
@@ -295,7 +294,7 @@ def _files(kind: FileKind) -> Iterator[str]:
             yield name
         for folder, _, files in os.walk(source, followlinks=True):  # a link of the checkout: the chart's rules
             relative = Path(folder).relative_to(shipped.ROOT)
-            yield from (str(relative / file) for file in sorted(files) if file != RESULTS)
+            yield from (str(relative / file) for file in sorted(files))
 
 
 def _content(path: str) -> bytes:
