@@ -236,7 +236,7 @@ def test_every_command_has_its_section() -> None:
 
 
 def test_every_key_of_the_json_of_watch_is_listed() -> None:
-    section = _text(ROOT / "docs/how-to/monitoring.md").partition("\n## `runs watch --json`\n")[2].partition("\n## ")[0]
+    section = _text(ROOT / "docs/reference/metrics.md").partition("\n## `runs watch --json`\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`[^|]*) \| (.*) \|$", section, re.MULTILINE)
     keys = {key for first, _ in rows for key in re.findall(r"`(\w+)`", first)}
     inner = {key for _, second in rows for key in re.findall(r"`(\w+)`", second)}
