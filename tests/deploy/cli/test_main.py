@@ -27,8 +27,8 @@ from protofed.deploy.simulation import run_tables
 Cli = Callable[..., tuple[int, str, str]]
 RECIPE = shipped.folder("recipes") / "digits-fednh.toml"
 POLICY = shipped.folder("policies") / "standard.toml"
-SERVER = ("server", "start", "--plaintext")
-CLIENT = ("client", "start", "--plaintext")
+SERVER = ("server", "start", "--identity=none")
+CLIENT = ("client", "start", "--identity=none")
 SITE = shipped.folder("sites") / "digits.toml"
 SITE_A = ["--settings", SITE, "--site", "a", "--policy", POLICY]
 
@@ -143,15 +143,14 @@ def test_plain_text_never_leaves_the_machine(listen: str, protofed: Cli, tmp_pat
     expect(protofed(*SERVER, "--recipe", RECIPE, "--state", tmp_path / "s", "--listen", listen), 78, "loopback")
     arguments = [*SITE_A, "--state", tmp_path / "c", "--server", listen]
     expect(protofed(*CLIENT, *arguments), 78, "loopback")
-    expect(protofed("runs", "list", "--server", listen, "--plaintext"), 78, "loopback")
+    expect(protofed("runs", "list", "--server", listen, "--identity=none"), 78, "loopback")
 
 
-@pytest.mark.parametrize("more", [[], ["--plaintext", "--identity", "somewhere"]])
-def test_nothing_is_plain_text_unless_it_is_asked_for(more: list[str], protofed: Cli, tmp_path: Path) -> None:
-    said = ("--identity", "--plaintext")
-    expect(protofed("server", "start", *more, "--state", tmp_path / "s"), 78, *said)
-    expect(protofed("client", "start", *more, *SITE_A, "--state", tmp_path / "c"), 78, *said)
-    expect(protofed("runs", "list", *more), 78, *said)
+def test_nothing_is_plain_text_unless_it_is_asked_for(protofed: Cli, tmp_path: Path) -> None:
+    said = ("--identity FOLDER", "--identity none")
+    expect(protofed("server", "start", "--state", tmp_path / "s"), 78, *said)
+    expect(protofed("client", "start", *SITE_A, "--state", tmp_path / "c"), 78, *said)
+    expect(protofed("runs", "list"), 78, *said)
 
 
 def test_a_taken_port_and_a_taken_folder_are_said_to_be(protofed: Cli, tmp_path: Path) -> None:

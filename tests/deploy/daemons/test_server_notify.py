@@ -136,7 +136,7 @@ def test_a_test_message_goes_by_every_channel_and_each_says_what_came_of_it(
 
 def test_a_server_that_tells_nobody_cannot_be_tried(tmp_path: Path, protofed: Cli) -> None:
     path = tmp_path / "server.toml"
-    path.write_text("plaintext = true\n", encoding="utf-8")
+    path.write_text('identity = "none"\n', encoding="utf-8")
     code, _, err = protofed("server", "notify", "--settings", path)
     assert code == 78
     assert "[notify]" in err

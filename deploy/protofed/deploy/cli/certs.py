@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from protofed.deploy.certs.request import Request
     from protofed.deploy.cli.certs_output import Output
 
+OPERATOR_IDENTITY = "The operator's identity folder; none: no TLS to --server, loopback only."
 FIRST_OPERATORS = "operators"  # in the server's identity folder, as the server reads it
 
 
@@ -94,9 +95,9 @@ def issue(
     passphrase_file: Passphrase = None,
     server: Online = None,
     operator_identity: Annotated[
-        Path | None, typer.Option(envvar="PROTOFED_OPERATOR_IDENTITY", help="The operator's identity folder.")
+        str | None,
+        typer.Option(envvar="PROTOFED_OPERATOR_IDENTITY", metavar="FOLDER|none", help=OPERATOR_IDENTITY),
     ] = None,
-    plaintext: Plaintext = False,
     as_json: AsJson = False,
 ) -> None:
     """Make the identity of a party on the CA's own machine: key, certificate and installation in one step.
@@ -117,7 +118,7 @@ def issue(
     check_issue(party.folder, party.party, party.name, party.hosts)
     output = certs_output.Output(as_json)
     issued = _issue(_read_authority(ca, passphrase_file), party, days, output, renewal=renewal)
-    to = None if server is None else certs_output.Connection(server, operator_identity, plaintext)
+    to = None if server is None else certs_output.Connection(server, operator_identity)
     registration = certs_output.Registration(roles, renewal)
     registered = certs_output.register_or_tell(issued, identity / CERTIFICATE, registration, to, output)
     output.result({"identity": str(identity), **certs_output.plain(issued), "registered": registered})
@@ -158,7 +159,8 @@ Online = Annotated[
     str | None, typer.Option("--server", help="host:port of a server; without it, no connection is made.")
 ]
 OperatorIdentity = Annotated[
-    Path | None, typer.Option("--identity", envvar="PROTOFED_OPERATOR_IDENTITY", help="The operator's identity folder.")
+    str | None,
+    typer.Option("--identity", envvar="PROTOFED_OPERATOR_IDENTITY", metavar="FOLDER|none", help=OPERATOR_IDENTITY),
 ]
 Renewal = Annotated[bool, typer.Option("--renewal", help="Allow that the name has a certificate that is still valid.")]
 Roles = Annotated[
@@ -167,7 +169,6 @@ Roles = Annotated[
         "--role", help="trainer or evaluator; of an operator: operator. May be repeated; a site's default: trainer."
     ),
 ]
-Plaintext = Annotated[bool, typer.Option("--plaintext", help="No TLS to --server; loopback only.")]
 
 
 MEASURED = 500  # characters; wider than any table of certificates
@@ -241,7 +242,6 @@ def sign(
     role: Roles = None,
     server: Online = None,
     identity: OperatorIdentity = None,
-    plaintext: Plaintext = False,
     as_json: AsJson = False,
 ) -> None:
     """Sign a request after comparing the code of its key by telephone. With --server, also register it there.
@@ -267,7 +267,7 @@ def sign(
     output.say(f"signed: {certs_output.dates(signed)}")
     output.say(f"CA: {authority_name(signing.certificate)}; read its code to them: `protofed certs install` shows it")
     output.say(f"send {path} back: `protofed certs install` takes it")
-    to = None if server is None else certs_output.Connection(server, identity, plaintext)
+    to = None if server is None else certs_output.Connection(server, identity)
     registration = certs_output.Registration(roles, renewal)
     registered = certs_output.register_or_tell(signed, path, registration, to, output)
     output.result({"bundle": str(path), **certs_output.plain(signed), "registered": registered})
@@ -280,7 +280,6 @@ def register(
     renewal: Renewal = False,
     server: Server = None,
     identity: OperatorIdentity = None,
-    plaintext: Plaintext = False,
     as_json: AsJson = False,
 ) -> None:
     """Register a certificate at the server in its roles; once more, with --role, changes them.
@@ -295,7 +294,7 @@ def register(
     signed = read_bundle(files.read(bundle), str(bundle), with_authorities=False)
     output = certs_output.Output(as_json)
     registration = certs_output.Registration(check_roles(signed.certificate.party, role or ()), renewal)
-    to = certs_output.Connection(_required(server), identity, plaintext)
+    to = certs_output.Connection(_required(server), identity)
     roles = certs_output.register(signed, bundle, registration, to, output)
     output.result({**certs_output.plain(signed), "registered": roles})
 
@@ -332,7 +331,6 @@ def revoke(
     reason: Annotated[str, typer.Option(help="Why; shown to whoever still uses it.")],
     server: Server = None,
     identity: OperatorIdentity = None,
-    plaintext: Plaintext = False,
     as_json: AsJson = False,
 ) -> None:
     """Revoke a certificate; the server refuses its next call.
@@ -343,7 +341,7 @@ def revoke(
     from protofed.deploy.cli.certs_output import Connection, Output
 
     output = Output(as_json)
-    with Connection(_required(server), identity, plaintext).open() as operator:
+    with Connection(_required(server), identity).open() as operator:
         revoked = operator.revoke(certificate, reason)
     for entry in revoked:
         output.say(
@@ -358,7 +356,6 @@ def list_certificates(
     identity: OperatorIdentity = None,
     ca: Annotated[Path | None, typer.Option(help="The CA's folder: list what it has signed.")] = None,
     server: Online = None,
-    plaintext: Plaintext = False,
     as_json: AsJson = False,
 ) -> None:
     """List certificates and their dates: of an identity folder, of a CA (--ca), or of a server (--server).
@@ -371,10 +368,10 @@ def list_certificates(
     if ca is not None:
         rows = table.of_authority(ca)
     elif server is not None:
-        with Connection(server, identity, plaintext).open() as operator:
+        with Connection(server, identity).open() as operator:
             rows = table.of_server(operator.certificates())
     elif identity is not None:
-        rows = table.of_identity(identity)
+        rows = table.of_identity(Path(identity))
     else:
         raise ConfigError("expected --identity FOLDER, --ca FOLDER, or --server host:port with --identity FOLDER")
     now = datetime.now(UTC)

@@ -62,8 +62,13 @@ def start(
         int | None, typer.Option(help="This site's index in the partition of the data, from 0.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
-    identity: Annotated[Path | None, typer.Option(help="Folder with the site's cert.pem, key.pem and ca.pem.")] = None,
-    plaintext: Annotated[bool, typer.Option("--plaintext", help="No TLS; only on this machine.")] = False,
+    identity: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER|none",
+            help="Folder with the site's cert.pem, key.pem and ca.pem; none: no TLS, on this machine only.",
+        ),
+    ] = None,
     proxy: Annotated[
         str | None, typer.Option(help="http://host:port. With a password: PROTOFED_CLIENT_PROXY or --settings.")
     ] = None,
@@ -91,7 +96,6 @@ def start(
         "partition_index": partition_index,
         "device": device,
         "identity": identity,
-        "plaintext": plaintext or None,
         "proxy": proxy,
     }
     options |= {"metrics": metrics}

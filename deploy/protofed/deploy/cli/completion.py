@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from protofed.common.address import choose_identity
 from protofed.common.errors import ProtofedError
 
 if TYPE_CHECKING:
@@ -22,15 +23,16 @@ LOCAL = "127.0.0.1:7443"
 WAIT_DISPLAY_DELAY_S = 2.0  # quick answers show no 'waiting for …' line
 Server = Annotated[str, typer.Option(envvar="PROTOFED_OPERATOR_SERVER", help="host:port of the server.")]
 Identity = Annotated[
-    Path | None, typer.Option(envvar="PROTOFED_OPERATOR_IDENTITY", help="Folder with the operator's certificate.")
-]
-Plaintext = Annotated[
-    bool, typer.Option("--plaintext", envvar="PROTOFED_OPERATOR_PLAINTEXT", help="No TLS; only on this machine.")
+    str | None,
+    typer.Option(
+        envvar="PROTOFED_OPERATOR_IDENTITY",
+        metavar="FOLDER|none",
+        help="Folder with the operator's certificate; none: no TLS, on this machine only.",
+    ),
 ]
 OPTIONS: dict[str, tuple[Any, object]] = {  # name -> (type, default); they follow a command's own options
     "server": (Server, LOCAL),
     "identity": (Identity, None),
-    "plaintext": (Plaintext, False),
 }
 
 
@@ -41,11 +43,11 @@ def connected(group: typer.Typer, name: str) -> Callable[[Callable[..., None]], 
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
-        def run_command(*, server: str, identity: Path | None, plaintext: bool, **options: object) -> None:
+        def run_command(*, server: str, identity: str | None, **options: object) -> None:
             from protofed.deploy.operator.connection import Operator
             from protofed.deploy.progress import progress
 
-            with Operator(server, identity, plaintext) as operator:
+            with Operator(server, choose_identity(identity)) as operator:
                 visible = not options.get("as_json")
                 operator.waiting_display = progress(
                     f"waiting for {server}", visible=visible, after_s=WAIT_DISPLAY_DELAY_S
@@ -128,9 +130,7 @@ def _asked(context: typer.Context, question: Callable[[Operator], list[str]]) ->
 
     options = context.params
     try:
-        with Operator(
-            options.get("server") or LOCAL, options.get("identity"), bool(options.get("plaintext"))
-        ) as operator:
+        with Operator(options.get("server") or LOCAL, choose_identity(options.get("identity"))) as operator:
             return question(operator)
     except (ProtofedError, OSError):
         return []

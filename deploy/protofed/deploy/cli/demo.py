@@ -199,7 +199,7 @@ def _register(folder: Path, address: str) -> None:
     """Register the sites' certificates at the server, as its operator."""
     from protofed.deploy.operator.connection import Operator
 
-    with Operator(address, _identity(folder, OPERATOR), plaintext=False) as operator:
+    with Operator(address, _identity(folder, OPERATOR)) as operator:
         for name in (*SITES, EVALUATOR):
             roles = [Role.EVALUATOR if name == EVALUATOR else Role.TRAINER]
             operator.register((_identity(folder, name) / CERTIFICATE).read_text(encoding="ascii"), roles)

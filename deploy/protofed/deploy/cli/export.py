@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from protofed.common.address import choose_identity
 from protofed.common.errors import ConfigError, DataError, short
 from protofed.deploy.cli import completion
-from protofed.deploy.cli.completion import LOCAL, Identity, Plaintext, Server
+from protofed.deploy.cli.completion import LOCAL, Identity, Server
 from protofed.deploy.cli.options import AsJson, DryWrite, Set, needs_recipe, print_json, say
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ def export(
     ] = None,
     server: Server = LOCAL,
     identity: Identity = None,
-    plaintext: Plaintext = False,
     site_state: Annotated[Path | None, typer.Option(help="With personal: state folder of the site's daemon.")] = None,
     settings: Annotated[
         Path | None, typer.Option(help="With personal and cwfedavg-private: the daemon's --settings, for its data.")
@@ -92,7 +92,7 @@ def export(
 
     from protofed.deploy.operator.connection import Operator
 
-    with Operator(server, identity, plaintext) as operator:
+    with Operator(server, choose_identity(identity)) as operator:
         _show_exported(_export_with_progress(replace(request, operator=operator)), as_json, dry_run=dry_run)
 
 

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from protofed.common.address import find_folder
 from protofed.common.errors import ConfigError, UnavailableError
 from protofed.deploy.cli import completion, doctor
 from protofed.deploy.cli.init import init_server
@@ -59,9 +60,12 @@ def start(
     ] = None,
     listen: Annotated[str | None, typer.Option(help="host:port; port 0 picks a free one.")] = None,
     identity: Annotated[
-        Path | None, typer.Option(help="Folder with the server's cert.pem, key.pem and ca.pem, and operators/*.pem.")
+        str | None,
+        typer.Option(
+            metavar="FOLDER|none",
+            help="Folder with the server's cert.pem, key.pem, ca.pem and operators/*.pem; none: no TLS, loopback only.",
+        ),
     ] = None,
-    plaintext: Annotated[bool, typer.Option("--plaintext", help="No TLS; only on this machine.")] = False,
     state: State = None,
     metrics: Metrics = None,
     tensorboard: TensorBoard = None,
@@ -89,7 +93,7 @@ def start(
         log_as_daemon(context)
         keep_memory()
     options: dict[str, Any] = {"recipes": recipe, "listen": listen, "state": state, "metrics": metrics}
-    options |= {"identity": identity, "plaintext": plaintext or None, "tensorboard": tensorboard}
+    options |= {"identity": identity, "tensorboard": tensorboard}
     server_settings = read_settings(ServerSettings, settings, options)
     if dry_run:
         recipes, _ = checked(server_settings, assignments or ())
@@ -125,7 +129,8 @@ def notify(settings: Settings = None, as_json: AsJson = False) -> None:
         raise ConfigError("the settings have no [notify], so nobody is told; name the server's file: --settings FILE")
     logs.hide_server(server)
     channels = open_channels(server.notify)
-    identity = None if server.identity is None else LiveIdentity(server.identity, Party.SERVER)
+    folder = find_folder(server.identity)
+    identity = None if folder is None else LiveIdentity(folder, Party.SERVER)
     message = trial_notice(server_name(identity, server.listen), time.time())
     results = dict[str, tuple[bool, str]]()
     for channel in channels:

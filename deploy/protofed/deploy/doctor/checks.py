@@ -36,7 +36,7 @@ class Diagnosis:
 
 BOTH = (
     Diagnosis("settings-invalid", 10, "Correct the option, the variable or the key of the --settings file."),
-    Diagnosis("connection-not-chosen", 11, "Give --identity FOLDER, or --plaintext for a try on one machine."),
+    Diagnosis("connection-not-chosen", 11, "Give --identity FOLDER, or --identity none for a try on one machine."),
     Diagnosis("library-missing", 12, "Install the wheel with [client] at a site, without an extra for a server."),
     Diagnosis("library-old", 13, "Install the wheel again, with -c constraints.txt of the clone or archive."),
     Diagnosis("clock-wrong", 14, "Set this machine's clock and keep it right (chrony, systemd-timesyncd)."),

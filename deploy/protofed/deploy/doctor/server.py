@@ -14,6 +14,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
+from protofed.common.address import find_folder
 from protofed.common.clock import stamp, utc_now
 from protofed.common.config.settings import ServerSettings
 from protofed.common.errors import ProtofedError, count
@@ -95,7 +96,7 @@ class ServerDoctor:
 
     def check_transport(self) -> str:
         """An identity for TLS, or plain text on request."""
-        return machine.transport(self.settings.listen, self.settings.identity, plaintext=self.settings.plaintext)
+        return machine.transport(self.settings.listen, self.settings.identity)
 
     def check_clock(self) -> str:
         """The clock is wrong if the state was written in its future; there is no other clock to compare it with."""
@@ -122,9 +123,9 @@ class ServerDoctor:
 
         Without one, nobody could start a run or register a site.
         """
-        if self.settings.identity is None:
+        if (own := find_folder(self.settings.identity)) is None:
             raise CheckSkippedError("in plain text the server accepts everybody")
-        folder, now = self.settings.identity / FIRST_OPERATORS, self.clock()
+        folder, now = own / FIRST_OPERATORS, self.clock()
         names = set()
         for path in sorted(folder.glob("*.pem")):
             certificate = read_certificate(path.read_bytes(), str(path))
@@ -153,7 +154,7 @@ class ServerDoctor:
         ]
         if not recipes:
             raise CheckSkippedError("no recipe has them")
-        if self.settings.identity is None:
+        if (own := find_folder(self.settings.identity)) is None:
             raise CheckSkippedError("in plain text sites are not registered")
         trainers = self._registered(Party.SITE, self.clock().timestamp())
         groups = self._groups()
@@ -239,7 +240,7 @@ class ServerDoctor:
 
     def _identity(self, now: datetime | None) -> Identity:
         """The server's identity; without `now`, its dates are not judged."""
-        if (folder := self.settings.identity) is None:
+        if (folder := find_folder(self.settings.identity)) is None:
             raise CheckSkippedError("none in plain text")
         return read_identity(folder, Party.SERVER, now or machine.valid_time(folder, self.clock()))
 
