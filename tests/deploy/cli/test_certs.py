@@ -278,7 +278,7 @@ class Typist:
 
 def test_a_renewal_and_its_installation(hospital: Path, server: type[OperatorStub], certs: Cli) -> None:
     before = read_identity(hospital, Party.SITE, datetime.now(UTC))
-    assert "--renewal" in done(certs("renew", "--identity", "a", "--out", "again.pem"))
+    assert "--renewal" in done(certs("request", "--renew", "--identity", "a", "--out", "again.pem"))
     asked = (*signing("again.pem", "site", "hospital-a"), "--days", 30, "--out", "bundle.pem")
     refused(certs(*asked), "--renewal")
     online = ("--server", "127.0.0.1:7443", "--identity=none")
@@ -292,7 +292,7 @@ def test_a_renewal_and_its_installation(hospital: Path, server: type[OperatorStu
 
 def test_another_ca_must_be_meant(hospital: Path, certs: Cli) -> None:
     done(certs("init", "--ca", "ca2", "--name", "second"))
-    done(certs("renew", "--identity", "a", "--out", "again.pem"))
+    done(certs("request", "--renew", "--identity", "a", "--out", "again.pem"))
     done(certs(*signing("again.pem", "site", "hospital-a", "ca2"), "--also", "ca/ca.pem", "--out", "b.pem"))
     refused(certs("install", "b.pem", "--identity", "a"), "changes which CAs", "new: second ", "--new-ca")
     assert "trusted: second " in done(certs("install", "b.pem", "--identity", "a", "--new-ca"))
@@ -407,13 +407,14 @@ def test_a_ca_is_not_made_unless_all_that_was_asked_for_can_be(
 def test_a_party_of_the_cas_own_machine_in_one_step(certs: Cli, server: type[OperatorStub]) -> None:
     done(certs("init", "--ca", "ca"))
     own = ("issue", "--ca", "ca", "--site", "eva", "--identity", "eva", "--role", "evaluator")
-    online = ("--server", "127.0.0.1:7443", "--operator-identity=none")
+    server_at = ("--server", "127.0.0.1:7443")
+    online = (*server_at, "--operator-identity=none")
     refused(certs(*own[:-1], "operator"), "role 'operator' is none of a site")
     assert not Path("eva").exists()
     server.down = True
     refused(certs(*own, *online), "`protofed certs register eva/cert.pem --role evaluator`", code=69)
     server.down = False
-    done(certs("register", "eva/cert.pem", "--role", "evaluator", *online))
+    done(certs("register", "eva/cert.pem", "--role", "evaluator", *server_at, "--identity=none"))
     refused(certs(*own, *online), "eva has a certificate already")
     [known] = server.known.values()
     assert known.fingerprint == read_identity(Path("eva"), Party.SITE, datetime.now(UTC)).certificate.fingerprint
@@ -458,7 +459,7 @@ def test_what_a_program_reads_has_the_hexadecimal_digits(certs: Cli, server: typ
     again = json.loads(done(certs("register", signed["bundle"], *online, "--json")))
     installed = json.loads(done(certs("install", signed["bundle"], "--identity", "a", "--json")))
     assert again["fingerprint"] == installed["fingerprint"] == signed["fingerprint"]
-    renewed = json.loads(done(certs("renew", "--identity", "a", "--json")))
+    renewed = json.loads(done(certs("request", "--renew", "--identity", "a", "--json")))
     assert renewed["key_fingerprint"] != asked["key_fingerprint"]
     revoked = json.loads(done(certs("revoke", "a", "--reason", "x", *online, "--json")))
     assert [one["fingerprint"] for one in revoked["revoked"]] == [signed["fingerprint"]]

@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from rich.measure import Measurement
 
 from protofed.common.errors import ConfigError
-from protofed.deploy.cli.options import AsJson, print_json
+from protofed.deploy.cli.options import SELDOM, AsJson, print_json
 
 if TYPE_CHECKING:
     from protofed.common.pki.identity import Party
@@ -39,7 +39,7 @@ class Local:
 def init(
     ca: Ca,
     name: Annotated[str, typer.Option(help="The CA's display name.")] = "protofed CA",
-    days: Annotated[int, typer.Option(min=1, max=36500, help="Days the CA is valid.")] = 3650,
+    days: Annotated[int, typer.Option(min=1, max=36500, help="Days the CA is valid.", rich_help_panel=SELDOM)] = 3650,
     passphrase_file: Passphrase = None,
     server_name: ServerName = None,
     host: Host = None,
@@ -189,6 +189,9 @@ def request(
         str | None, typer.Option("--server-name", "--server", help="Request for the server with this name.")
     ] = None,
     host: Host = None,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="A new key for the same name; the certificate stays in use until `install`.")
+    ] = False,
     out: RequestOut = None,
     as_json: AsJson = False,
 ) -> None:
@@ -199,24 +202,17 @@ def request(
     Example: `protofed certs request --site hospital-a --identity identity`
     """
     from protofed.common.pki.identity import Party
-    from protofed.deploy.certs.lifecycle import request
+    from protofed.deploy.certs import lifecycle
     from protofed.deploy.cli.certs_output import Output, choose_party
 
-    party, name = choose_party({Party.SITE: site, Party.OPERATOR: operator, Party.SERVER: server})
-    _write_request(request(identity, party, name, host or ()), identity, out, Output(as_json))
-
-
-@certs.command("renew")
-def renew(identity: Identity, out: RequestOut = None, as_json: AsJson = False) -> None:
-    """Create a new key and a request for the same name. The current certificate stays in use until `install`.
-
-    Example: `protofed certs renew --identity identity --out north.request`
-    """
-    from protofed.deploy.certs.lifecycle import renew
-    from protofed.deploy.cli.certs_output import Output
-
-    output = Output(as_json)
-    _write_request(renew(identity), identity, out, output)
+    options, output = {Party.SITE: site, Party.OPERATOR: operator, Party.SERVER: server}, Output(as_json)
+    if not renew:
+        pem = lifecycle.request(identity, *choose_party(options), host or ())
+        _write_request(pem, identity, out, output)
+        return
+    if host or any(options.values()):
+        raise ConfigError("--renew keeps the name and the hosts of the certificate in --identity; give no others")
+    _write_request(lifecycle.renew(identity), identity, out, output)
     output.say("say that it is a renewal: they sign it with --renewal")
 
 
@@ -236,7 +232,9 @@ def sign(
     ] = None,
     renewal: Renewal = False,
     days: CertificateDays = 365,
-    also: Annotated[Path | None, typer.Option(help="Another CA's ca.pem that the party should also trust.")] = None,
+    also: Annotated[
+        Path | None, typer.Option(help="Another CA's ca.pem that the party should also trust.", rich_help_panel=SELDOM)
+    ] = None,
     out: BundleOut = None,
     passphrase_file: Passphrase = None,
     role: Roles = None,
@@ -273,7 +271,7 @@ def sign(
     output.result({"bundle": str(path), **certs_output.plain(signed), "registered": registered})
 
 
-@certs.command("register")
+@certs.command("register", rich_help_panel=SELDOM)
 def register(
     bundle: Annotated[Path, typer.Argument(help="The bundle that `sign` wrote, or an identity folder's cert.pem.")],
     role: Roles = None,

@@ -94,7 +94,7 @@ def run_demo(folder: Path, console: Console, recipes: Path | None = None) -> Non
         "  *.log              one JSON line per event\n"
         "  ca/, identities/   certificates and keys of this demo\n"
         f"`protofed audit show {folder / SITES[0]}` lists what left that site,\n"
-        f"`protofed client scores --state {folder / SITES[0]}` the scores of its own.",
+        f"`protofed client runs --state {folder / SITES[0]}` the scores of its own.",
         soft_wrap=True,
         highlight=False,
     )

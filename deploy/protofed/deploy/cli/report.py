@@ -43,7 +43,7 @@ def report(
     if state is not None:
         run_record = read_run_record(state, run)
     elif run is None:
-        raise ConfigError("name a run from `protofed runs list`, or a folder with --state")
+        raise ConfigError("name a run from `protofed runs show`, or a folder with --state")
     else:
         run_record = _fetch(run, server, identity)
     if as_json:

@@ -6,7 +6,6 @@ import gzip
 import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import grpc

@@ -105,7 +105,7 @@ def test_the_overview_has_the_end_of_the_certificate(state: Path, tmp_path: Path
     Authority.make().issue(tmp_path / "identity", Party.SITE, "site-1", ends=ends)
     text = Browser(build_pages(with_identity(state, tmp_path / "identity"))).get("/")
     assert ends.strftime("%Y-%m-%d") in text
-    assert ("protofed certs renew" in text) is soon
+    assert ("protofed certs request --renew" in text) is soon
 
 
 def test_a_certificate_that_cannot_be_read_is_named(state: Path, tmp_path: Path) -> None:
