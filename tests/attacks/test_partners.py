@@ -92,7 +92,7 @@ def test_three_hospitals_confirm_one_code_and_are_aggregated_and_nobody_is_befor
     for site in sites:
         state = here.folder / site
         here.wait_for((state / OFFERED).exists)
-        confirming = "client", "consortium", "confirm"
+        confirming = "client", "consortium", "--confirm"
         assert called(capfd, *confirming, "0000-0000-0000-0000", f"--state={state}", "--yes")[0] == 78
         assert not aggregated(here, site)
         assert called(capfd, *confirming, code, f"--state={state}", "--yes")[0] == 0

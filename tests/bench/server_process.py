@@ -83,7 +83,7 @@ def server(
     environment = os.environ | {"LD_PRELOAD": str(_counter(folder)), "SYNCS_FILE": str(folder / "syncs")}
     environment |= {"BENCH_LAG": str(folder / "lag.json")} | ({} if durable else {"SYNCS_SKIPPED": "1"})
     told = [f"--recipe={folder / 'recipe.toml'}", "--listen=127.0.0.1:0", f"--state={folder / 'state'}"]
-    told += ["--plaintext"] if identities is None else [f"--identity={identities / 'server'}"]
+    told += ["--identity=none"] if identities is None else [f"--identity={identities / 'server'}"]
     with process(
         [sys.executable, "-m", "tests.bench.watched_server", "server", "start", *told], folder, environment
     ) as one:

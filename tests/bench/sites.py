@@ -34,6 +34,7 @@ from tests.bench.report import Row
 from tests.bench.server_process import memory, process, processor, written
 from tests.support.pki import Authority
 
+from protofed.common.address import NO_TLS
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import UnavailableError
 from protofed.common.pki.certificate import Party, read_certificate
@@ -153,7 +154,7 @@ class Serving:
 
     def operator(self) -> Operator:
         """Its operator's connection."""
-        return Operator(self.address, self.identity, plaintext=self.identity is None)
+        return Operator(self.address, self.identity or NO_TLS)
 
     def scrape(self) -> tuple[float, int]:
         """Seconds and bytes of an answer to Prometheus."""
@@ -174,7 +175,7 @@ class Serving:
 def serving(case: Case, folder: Path, identities: Identities | None) -> Iterator[Serving]:
     """`protofed server start`, with room for all sites; ended by SIGTERM."""
     state = folder / "state"
-    security = ["--plaintext"] if identities is None else [f"--identity={identities.server}"]
+    security = ["--identity=none"] if identities is None else [f"--identity={identities.server}"]
     command = [sys.executable, "-c", "from protofed.deploy.cli.main import main; main()", "server", "start"]
     ports = ["--listen=127.0.0.1:0", "--metrics=127.0.0.1:0"]
     room = {"PROTOFED_SERVER_MAX_CONNECTIONS": str(case.sites + case.sites // 4 + 100)}

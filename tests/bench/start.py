@@ -58,7 +58,7 @@ def server_start() -> None:
         "    return serve(*a, started=lambda x: threading.Thread(target=check, args=(x,)).start(), **k)\n"
         "server_process.serve = watched\n"
         "recipe = shipped.folder('recipes') / 'digits-fednh.toml'\n"
-        "told = [f'--recipe={recipe}', '--listen=127.0.0.1:0', '--plaintext', f'--state={sys.argv[1]}']\n"
+        "told = [f'--recipe={recipe}', '--listen=127.0.0.1:0', '--identity=none', f'--state={sys.argv[1]}']\n"
         "main(['server', 'start', *told])\n"
     )
     with TemporaryDirectory() as state:
@@ -87,7 +87,9 @@ def daemon_starts(folder: Path) -> Iterator[float]:
 
 @contextmanager
 def _running(*words: str) -> Iterator[None]:
-    process = subprocess.Popen([*COMMAND, *words, "--plaintext"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*COMMAND, *words, "--identity=none"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         yield
     finally:

@@ -16,6 +16,7 @@ from tests.support.disturbed_run import RUN, close_channels, disturbed_run
 from tests.support.hand import Hand
 from tests.support.tls_server import TlsServer, tls_server
 
+from protofed.common.address import NO_TLS
 from protofed.common.config.recipe import Recipe
 from protofed.common.pki.identity import Party
 from protofed.deploy.certs.lifecycle import make_authority
@@ -36,7 +37,7 @@ DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 375, "height": 812}
 def program(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[Program]:
     """Of a server whose run had several things go wrong."""
     server, daemons = disturbed_run(live_server, recipe_of)
-    with Operator(server.address, plaintext=True) as operator:
+    with Operator(server.address, NO_TLS) as operator:
         yield console(operator, server.address, None)
     close_channels(daemons)
 

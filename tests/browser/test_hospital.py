@@ -35,7 +35,7 @@ DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 375, "height": 812}
 RUN = "digits-fednh-secure"
 SETTINGS = """site = "site-1"
 server = "127.0.0.1:1"
-plaintext = true
+identity = "none"
 policy = "standard"
 state = "{state}"
 data = {{ source = "digits", test_fraction = 0.3, partition = {{ kind = "dirichlet", sites = 5, beta = 0.3 }} }}

@@ -130,7 +130,7 @@ def test_a_server_that_was_not_told_of_it_refuses_it_and_imports_nothing(ourprox
     (ourprox / "ourprox" / "__init__.py").write_text("raise SystemExit('imported')\n")
     Processes.of(tmp_path, recipe_with(mu=0.5))
     done = python(
-        *("-m", "protofed.deploy.cli", "server", "start", f"--recipe={tmp_path / 'recipe.toml'}", "--plaintext"),
+        *("-m", "protofed.deploy.cli", "server", "start", f"--recipe={tmp_path / 'recipe.toml'}", "--identity=none"),
         *("--listen=127.0.0.1:0", f"--state={tmp_path / 'server'}"),
     )
     assert done.returncode == ConfigError.exit_code

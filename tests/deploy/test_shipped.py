@@ -219,8 +219,8 @@ def folder_of(words: tuple[object, ...], tmp_path: Path) -> list[object]:
 
 READERS: dict[str, tuple[object, ...]] = {
     "simulate": ("simulate", RECIPE, "--state", "STATE"),
-    "server": ("server", "start", "--recipe", RECIPE, "--plaintext", "--state", "STATE"),
-    "runs": ("runs", "start", RECIPE, "--plaintext", "--server", "127.0.0.1:9"),
+    "server": ("server", "start", "--recipe", RECIPE, "--identity=none", "--state", "STATE"),
+    "runs": ("runs", "start", RECIPE, "--identity=none", "--server", "127.0.0.1:9"),
 }
 
 
@@ -258,7 +258,7 @@ def test_a_dry_run_says_what_leaves_in_a_secure_aggregation_and_works_without_py
     assert len(own) > 1
     assert all(line.startswith("# leaves a site in a secure aggregation alone, ") for line in own)
     monkeypatch.setitem(sys.modules, "protofed.deploy.site.plan", None)
-    found = dry("runs", "start", RECIPE, "--plaintext")
+    found = dry("runs", "start", RECIPE, "--identity=none")
     assert Recipe.model_validate(tomllib.loads(found.stdout)) == shipped.recipe("digits-fednh")
 
 
@@ -284,11 +284,11 @@ def test_a_dry_run_of_a_server_needs_its_identity_and_of_a_simulation_data(tmp_p
     text = RECIPE.read_text(encoding="utf-8").partition("[data]")[0]
     (tmp_path / "no-data.toml").write_text(text, encoding="utf-8")
     assert isinstance(dry("simulate", tmp_path / "no-data.toml").exception, ConfigError)
-    assert dry("runs", "start", tmp_path / "no-data.toml", "--plaintext").exit_code == 0
+    assert dry("runs", "start", tmp_path / "no-data.toml", "--identity=none").exit_code == 0
 
 
 NO_RECIPE: dict[str, tuple[str, ...]] = {
-    "server": ("server", "start", "--plaintext", "--state", "STATE"),
+    "server": ("server", "start", "--identity=none", "--state", "STATE"),
     "figures": ("figures", "STATE"),
     "export": ("export", "run", "--model", "global", "--out", "STATE"),
     "check": ("client", "check"),
@@ -304,10 +304,10 @@ def test_set_without_a_recipe_is_refused(words: tuple[str, ...], tmp_path: Path)
 
 
 def test_a_server_its_doctor_and_a_comparison_read_recipes_with_overrides(tmp_path: Path) -> None:
-    settings = read_settings(ServerSettings, None, {"recipes": [RECIPE], "plaintext": True, "state": tmp_path})
+    settings = read_settings(ServerSettings, None, {"recipes": [RECIPE], "identity": "none", "state": tmp_path})
     (read,) = read_recipes(settings, ["rounds=2"])
     assert read == shipped.recipe("digits-fednh", ["rounds=2"])
-    words = ["server", "doctor", "--recipe", str(RECIPE), "--plaintext", "--state", str(tmp_path), "--json"]
+    words = ["server", "doctor", "--recipe", str(RECIPE), "--identity=none", "--state", str(tmp_path), "--json"]
     checks = json.loads(CliRunner().invoke(app, [*words, "--set", "method.momentun=0.5"]).stdout)
     assert "momentun" in json.dumps(checks)
     called = ["compare", "digits-fednh", "digits-fedavg", "--dry-run", "--seeds", "0,1", "--out", str(tmp_path / "out")]

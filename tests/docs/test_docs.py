@@ -375,7 +375,7 @@ protofed client init
 
 ```
 # at the coordinator
-protofed runs list
+protofed runs show
 ```
 """
     # Two certificates, three hospitals to sign for, one start, and one variable in each of two terminals.

@@ -133,7 +133,7 @@ def check_confinement(story: Story) -> None:
 def confirm_partners(story: Story) -> None:
     """All sites by one code; the fifth, which is registered and not started, is left out."""
     story.operator("sites", "exclude", "site-5", "--reason", "not started")
-    offering = "consortium", "offer", "--coordinator", "the engine", "--yes", "--json"
+    offering = "consortium", "--offer", "--coordinator", "the engine", "--yes", "--json"
     found: list[str] = []
 
     def offered() -> bool:
@@ -144,7 +144,7 @@ def confirm_partners(story: Story) -> None:
     wait_for("the keys of all sites", offered, HEALTHY_S)
     state = "/var/lib/protofed"
     for site in SITES:
-        confirming = "protofed", "client", "consortium", "confirm", found[0], "--state", state, "--yes"
+        confirming = "protofed", "client", "consortium", "--confirm", found[0], "--state", state, "--yes"
         container = story.compose.containers()[site]["Id"]
         wait_for(f"the list at {site}", lambda: has_list(container), HEALTHY_S)  # noqa: B023
         docker("exec", container, *confirming)

@@ -180,15 +180,15 @@ def confirm_partners(story: Story) -> None:
     """One code for all three: before that nobody is summed."""
 
     def known() -> bool:
-        return not json.loads(story.operator("consortium", "show", "--json"))["problem"].startswith("no key")
+        return not json.loads(story.operator("consortium", "--json"))["problem"].startswith("no key")
 
     wait_for("the keys of all three", known)
-    told = story.operator("consortium", "offer", "--coordinator", "Olga's office", "--yes", "--json")
+    told = story.operator("consortium", "--offer", "--coordinator", "Olga's office", "--yes", "--json")
     code = json.loads(told)["offered"]["code"]
     for site in SITES:
         state = story.folder / site
         wait_for(f"the list at {site}", (state / OFFERED).exists)
-        story.protofed(site, "client", "consortium", "confirm", code, "--state", state, "--yes")
+        story.protofed(site, "client", "consortium", "--confirm", code, "--state", state, "--yes")
     story.say("the three hospitals confirmed one code")
 
 

@@ -32,12 +32,12 @@ HOSPITALS = ("north", "south", "west")
 JOINS = "east"
 EVALUATOR = "evaluator"
 READY = {  # how the guide's daemons are asked, by their names there
-    "server": "protofed server health --state state",
-    "daemon": "protofed client health --state state",
-    EVALUATOR: "protofed client health --state evaluator/state",
+    "server": "protofed health --state state",
+    "daemon": "protofed health --state state",
+    EVALUATOR: "protofed health --state evaluator/state",
 }
 _SIGNING = re.compile(r"protofed certs sign (?P<request>\S+)")
-_OFFER, _CONFIRM = "protofed consortium offer", "protofed client consortium confirm CODE"
+_OFFER, _CONFIRM = "protofed consortium --offer", "protofed client consortium --confirm CODE"
 _PRINTED_CODE = re.compile(r"^code +(\S+)$", re.MULTILINE)
 _PRINTED_KEY = re.compile(r"^request: (\S+)\nkey: +(.+)$", re.MULTILINE)
 # Only its own home is there, at the same place on every machine; $1: the folder of all, $2: the machine.
@@ -58,7 +58,7 @@ class Pilot:
         rehearsal_only: they end behind its report.
         first: what they type in each new terminal.
         daemons: process groups by machine and name, each in a terminal of its own.
-        keys: codes that `certs request` and `certs renew` printed, by the file of the request.
+        keys: codes that `certs request` and `certs request --renew` printed, by the file of the request.
         code: of the newest list of partners.
     """
 

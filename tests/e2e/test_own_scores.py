@@ -106,7 +106,7 @@ def assert_the_server_has_none(server: Any, recipe: Recipe, folder: Path) -> Non
 def assert_the_site_has_them(state: Path, recipe: Recipe, capfd: pytest.CaptureFixture[str]) -> None:
     capfd.readouterr()  # the run's log
     with pytest.raises(SystemExit) as ended:
-        main.main(["client", "scores", recipe.name, "--state", str(state), "--json"])
+        main.main(["client", "runs", recipe.name, "--state", str(state), "--json"])
     assert not ended.value.code
     rounds = json.loads(capfd.readouterr().out)["rounds"]
     assert [scored["round"] for scored in rounds] == [1, 2]

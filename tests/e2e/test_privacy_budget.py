@@ -68,7 +68,7 @@ def test_a_site_whose_budget_is_spent_holds_and_the_others_go_on_without_it(
 
 def reason_of(here: Any, site: str) -> str:
     """Why a site is held, as the coordinator sees it; empty: it is not."""
-    with Operator(here.address, here.identity(Party.OPERATOR, "operator"), plaintext=False) as operator:
+    with Operator(here.address, here.identity(Party.OPERATOR, "operator")) as operator:
         return next(
             (found.activity_text for found in operator.sites() if (found.site, found.status) == (site, "held")), ""
         )

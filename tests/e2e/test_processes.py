@@ -118,7 +118,7 @@ def test_a_hospital_leaves_in_the_middle_of_its_training_and_nothing_of_it_arriv
     # It has started, by a heartbeat, before it has its base; and what it fetched is written with its next heartbeat.
     here.wait_for(lambda: any(call == "GetChunk" for call, _ in calls_of(here, "site-2")))
     left = len(calls_of(here, "site-2"))
-    assert decide(here, "withdraw", "site-2") == 0, here.logs()
+    assert decide(here, "deny", "site-2") == 0, here.logs()
     (tmp_path / "go").touch()
     here.wait_for(lambda: any(call == "Enroll" for call, _ in calls_of(here, "site-2")[left:]))
     calls = calls_of(here, "site-2")

@@ -119,7 +119,7 @@ class Walk:
         run = shlex.split(command)[3]
         try:
             self.wait_for(
-                "a round", lambda: any(info["run"] == run and info["round"] for info in self.asked("runs", "list"))
+                "a round", lambda: any(info["run"] == run and info["round"] for info in self.asked("runs", "show"))
             )
         finally:
             view.send_signal(signal.SIGINT)

@@ -14,6 +14,7 @@ from tests.support.raw_client import FEDERATION, Code, RawClient, refused
 from tests.support.tls_server import tls_server
 
 from protofed.common import codec
+from protofed.common.address import NO_TLS
 from protofed.common.config.recipe import Recipe
 from protofed.common.protocol.messages import PROTOCOL_VERSION, Verdict
 from protofed.common.version import VERSION
@@ -181,7 +182,7 @@ def test_row_45_an_update_that_was_under_way_when_its_round_was_closed_is_late_a
 def shown(server: Any) -> str:
     """What `runs show` prints, with single spaces."""
     console = Console(width=200)
-    with Operator(server.address, plaintext=True) as operator, console.capture() as captured:
+    with Operator(server.address, NO_TLS) as operator, console.capture() as captured:
         for part in tables.run_parts(operator.show(RUN), everything=False):
             console.print(part)
     return " ".join(captured.get().split())

@@ -25,6 +25,7 @@ from tests.support.processes import Processes
 from tests.support.raw_client import DOCUMENTED, FEDERATION, MODEL, OPERATOR, RawClient, client_state
 
 from protofed.common import codec
+from protofed.common.address import NO_TLS
 from protofed.common.config.recipe import Recipe
 from protofed.common.protocol import wire
 from protofed.common.protocol.messages import PROTOCOL_VERSION
@@ -171,7 +172,7 @@ class Target:
         self.stubs: dict[str, Any] = {path_of(method): self.channel.unary_unary(path_of(method)) for method in METHODS}
         self.data = codec.encode(MODEL)
         self.spare = self.processes.recipe.model_copy(update={"name": SPARE}).wire()
-        with Operator(self.processes.address, plaintext=True) as operator:
+        with Operator(self.processes.address, NO_TLS) as operator:
             operator.start(self.processes.recipe.model_copy(update={"name": SPARE}))
 
     def case(self, rng: random.Random) -> Case:
@@ -272,7 +273,7 @@ def test_row_50_fuzzed_calls_meet_documented_codes_only(target: Target, rng: ran
 def test_row_50_after_them_the_server_works_on(target: Target) -> None:
     target.work()
     assert target.processes.running["server"].poll() is None
-    with Operator(target.processes.address, plaintext=True) as operator:
+    with Operator(target.processes.address, NO_TLS) as operator:
         assert operator.show(RUN).info.status == "running"
         assert SPARE in [info.run for info in operator.runs()]
 

@@ -90,7 +90,7 @@ def test_row_84_a_ledger_that_lacks_what_was_promised_is_served_only_when_that_i
 ) -> None:
     (tmp_path / "before").mkdir()
     lose(tmp_path / "before", state := tmp_path / "found")
-    server = ("server", "start", "--state", state, "--listen", "127.0.0.1:0", "--plaintext", "--until-finished")
+    server = ("server", "start", "--state", state, "--listen", "127.0.0.1:0", "--identity=none", "--until-finished")
     for _ in range(2):
         code, said = protofed(*server)
         assert code == 74
@@ -114,7 +114,7 @@ def test_row_84_a_journal_from_which_a_record_is_missing_is_not_served_from(
     lines = (tmp_path / JOURNAL).read_bytes().splitlines(keepends=True)
     (tmp_path / JOURNAL).write_bytes(b"".join(lines[:4] + lines[5:]))
     code, said = protofed(
-        "server", "start", "--state", tmp_path, "--listen", "127.0.0.1:0", "--plaintext", "--until-finished"
+        "server", "start", "--state", tmp_path, "--listen", "127.0.0.1:0", "--identity=none", "--until-finished"
     )
     assert code == 74
     assert "record" in said

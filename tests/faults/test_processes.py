@@ -215,7 +215,7 @@ def test_row_15_a_second_server_ends_at_once(
         ("server", "127.0.0.1:0", 74, "is in use by another process"),
         ("other", here.address, 69, "the port is taken"),
     ):
-        known = ["server", "start", f"--recipe={here.folder / 'recipe.toml'}", f"--listen={listen}", "--plaintext"]
+        known = ["server", "start", f"--recipe={here.folder / 'recipe.toml'}", f"--listen={listen}", "--identity=none"]
         command = [sys.executable, "-m", "protofed.deploy.cli", *known, f"--state={here.folder / state}"]
         second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert (second.returncode, says in second.stderr) == (code, True), second.stderr

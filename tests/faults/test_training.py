@@ -199,7 +199,7 @@ def test_row_24_without_a_policy_that_can_be_read_nothing_begins(
     if text is not None:
         policy.write_text(text, encoding="utf-8")
     state = tmp_path / "state"
-    settings = ClientSettings(site="ann", policy=policy, state=state, data=Data(source="digits"), plaintext=True)
+    settings = ClientSettings(site="ann", policy=policy, state=state, data=Data(source="digits"), identity="none")
     with pytest.raises(error, match=r"policy\.toml"):
         run_client(settings, until_finished=True, give_up_after_s=0.1)
     assert not state.exists()  # nor was a server looked for

@@ -64,7 +64,7 @@ class Pilot:
         self.events.append((time.time(), f"{site} is back"))
 
     def operator(self) -> Operator:
-        return Operator(self.processes.address, self.processes.identity(Party.OPERATOR, "operator"), plaintext=False)
+        return Operator(self.processes.address, self.processes.identity(Party.OPERATOR, "operator"))
 
     def _status(self, run: str) -> str:
         with self.operator() as operator:

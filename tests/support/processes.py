@@ -56,7 +56,7 @@ class Processes:
 
     def start(self, name: str, *arguments: str, party: Party = Party.SITE, fails: str = "") -> Process:
         """Start a process, which reaches this failpoint."""
-        connection = "--plaintext" if self.authority is None else f"--identity={self.identity(party, name)}"
+        connection = "--identity=none" if self.authority is None else f"--identity={self.identity(party, name)}"
         words = [*arguments, connection, f"--state={self.folder / name}"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", failpoint.VARIABLE: fails}
         file = self.folder / f"{name}.log"
@@ -104,7 +104,7 @@ class Processes:
                 operators = self.identity(Party.OPERATOR, "operator")
                 shutil.copy(operators / "cert.pem", folder / "operators" / "operator.pem")
             if party is Party.SITE:
-                with Operator(self.address, self.identity(Party.OPERATOR, "operator"), plaintext=False) as operator:
+                with Operator(self.address, self.identity(Party.OPERATOR, "operator")) as operator:
                     roles = [Role.EVALUATOR if name == "evaluator" else Role.TRAINER]
                     operator.register((folder / "cert.pem").read_text(encoding="ascii"), roles)
         return folder

@@ -17,6 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from tests.support.processes import Processes
 
+from protofed.common.address import NO_TLS
 from protofed.common.config.recipe import Recipe
 from protofed.deploy import shipped
 from protofed.deploy.operator.connection import Operator
@@ -39,7 +40,7 @@ def main() -> None:
             processes.site("evaluator", "--role=evaluator")
             for share, name in enumerate(SITES):
                 processes.site(name, f"--partition-index={share}")
-            with Operator(processes.address, plaintext=True) as operator:
+            with Operator(processes.address, NO_TLS) as operator:
                 seen = _disturbed(processes, operator)
         finally:
             processes.end()

@@ -4,34 +4,50 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
+from typing import Final, Literal
 
 from protofed.common.errors import ConfigError
 
+NO_TLS: Final = "none"
+IdentityChoice = Path | Literal["none"] | None  # a folder with a party's certificate; `NO_TLS`; or nothing was chosen
 
-def check_connection(address: str, identity: Path | None, plaintext: bool) -> None:
-    """Check that a connection is either mutually authenticated TLS, or explicitly plain text within this machine.
+
+def choose_identity(word: str | None) -> IdentityChoice:
+    """What a person typed for --identity; a folder called "none" is to be written `./none/.` or by its whole path."""
+    match word:
+        case None | "none":
+            return word
+        case _:
+            return Path(word)
+
+
+def check_connection(address: str, identity: IdentityChoice) -> Path | None:
+    """The folder of a certificate for mutually authenticated TLS; None: plain text within this machine, as chosen.
 
     Args:
         address: host:port, to listen on or to connect to.
-        identity: folder with this party's certificate; None: there is none.
-        plaintext: whether the user chose plain text.
+        identity: what the user chose.
 
     Raises:
-        ConfigError: the address is invalid, both or neither were given, or plain text would leave the machine.
+        ConfigError: the address is invalid, nothing was chosen, or plain text would be sent to another machine.
     """
     host, _ = host_and_port(address)
-    if identity is not None and plaintext:
-        raise ConfigError(f"'{address}': --identity and --plaintext exclude each other; give one of them")
-    if plaintext and not is_loopback(host):
-        raise ConfigError(
-            f"'{address}': plain text is for loopback addresses only, such as 127.0.0.1:7443; "
-            "give --identity FOLDER (see `protofed certs request`) instead of --plaintext"
-        )
-    if identity is None and not plaintext:
+    if identity is None:
         raise ConfigError(
             f"'{address}': expected --identity FOLDER, with a certificate (see `protofed certs request`), "
-            "or --plaintext, which works on a loopback address only"
+            "or --identity none for plain text, which works on a loopback address only"
         )
+    if identity == NO_TLS and not is_loopback(host):
+        raise ConfigError(
+            f"'{address}': plain text is for loopback addresses only, such as 127.0.0.1:7443; "
+            "give --identity FOLDER (see `protofed certs request`) in place of --identity none"
+        )
+    return find_folder(identity)
+
+
+def find_folder(identity: IdentityChoice) -> Path | None:
+    """The folder of a certificate; None: there is none."""
+    return identity if isinstance(identity, Path) else None
 
 
 def check_loopback(address: str) -> None:
@@ -40,7 +56,7 @@ def check_loopback(address: str) -> None:
     Raises:
         ConfigError: it is not a loopback address; 0.0.0.0, which is all of this machine's, is none.
     """
-    check_connection(address, None, plaintext=True)
+    check_connection(address, NO_TLS)
 
 
 def host_and_port(address: str) -> tuple[str, int]:

@@ -71,7 +71,7 @@ else
     code="$(printf '%s\n' "$offered" | sed -n 's/^code *//p' | tail -1)"
     echo "code $code"
     for site in site-1 site-2 site-3 site-4 site-5; do
-        confirming="protofed client consortium confirm $code --state /var/lib/protofed --yes"
+        confirming="protofed client consortium --confirm $code --state /var/lib/protofed --yes"
         tries=0
         # The daemon may not have been given the list yet.
         # shellcheck disable=SC2086

@@ -117,7 +117,7 @@ def warning_lines(warnings: Sequence[Warned], option: str = "--json") -> list[st
 
 
 GROUPS = ("many", "medium", "few", "groups")
-READ_THERE = "each site reads its own by `protofed client scores`"
+READ_THERE = "each site reads its own by `protofed client runs`"
 
 
 @dataclass(frozen=True)

@@ -233,8 +233,8 @@ KINDS: Final = {
         ),
         tuple(f"docker/compose/data/{site}" for site in ("evaluator", *(f"site-{number}" for number in range(1, 6)))),
     ),
-    "policies": FileKind("the policies, as `protofed policies show` prints them", ("policies",)),
-    "recipes": FileKind("the recipes, as `protofed recipes show` prints them", ("recipes",)),
+    "policies": FileKind("the policies, as `protofed policies` prints them", ("policies",)),
+    "recipes": FileKind("the recipes, as `protofed recipes` prints them", ("recipes",)),
     "sites": FileKind("settings of a hospital and of the demonstration's sites", ("sites",)),
 }
 

@@ -59,7 +59,7 @@ def test_without_a_file_that_may_be_read_there_is_no_participation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for path in (tmp_path / "none.toml", tmp_path):
-        with pytest.raises(PolicyViolationError, match=r"no policy at .*policies show standard.*--policy"):
+        with pytest.raises(PolicyViolationError, match=r"no policy at .*policies standard.*--policy"):
             Policy.read(path)
 
     def denied(_: Path) -> bool:

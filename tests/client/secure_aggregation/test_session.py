@@ -390,7 +390,7 @@ def test_sums_of_four_runs_tell_who_holds_what_if_sites_forget_their_group_and_n
 def test_what_a_person_can_do_is_said_where_a_group_is_refused(tmp_path: Path) -> None:
     Sites(tmp_path, PLAIN, BROKEN).until(None)
     asked = Sites(tmp_path, replace(PLAIN, run="larger"), BROKEN, fewest=5)
-    remedy = ".* `protofed client consortium forget-group`"
+    remedy = ".* `protofed client consortium --forget-group`"
     with pytest.raises(SecureAggregationError, match=f"group is of 3; expected 5 {remedy}"):
         asked.answer("ann", TaskKind.SHARE)
     with pytest.raises(SecureAggregationError, match=f"one of them has left {remedy}"):

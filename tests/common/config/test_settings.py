@@ -300,7 +300,7 @@ def test_a_word_that_a_file_beside_the_settings_has_for_its_name_is_refused(fold
 
 def test_a_missing_path_is_named_with_the_files_folder(folder: Path) -> None:
     read = read_settings(ClientSettings, folder / "site.toml", {})
-    assert read.identity is not None
+    assert isinstance(read.identity, Path)
     with pytest.raises(ConfigError, match=str(folder / "identity")):
         LiveIdentity(read.identity, Party.SITE)
     with pytest.raises(DataError, match=str(folder / "images")):

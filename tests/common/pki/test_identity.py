@@ -71,7 +71,7 @@ def make_a_folder_of(path: Path) -> None:
 Break = Callable[[Path], object]
 BROKEN: list[tuple[str, Break, IdentityProblem, str]] = [
     ("no certificate", lambda f: (f / "cert.pem").unlink(), IdentityProblem.MISSING, "certs install BUNDLE"),
-    ("no key", lambda f: (f / "key.pem").unlink(), IdentityProblem.MISSING, "certs renew --identity"),
+    ("no key", lambda f: (f / "key.pem").unlink(), IdentityProblem.MISSING, "certs request --renew --identity"),
     ("no CA", lambda f: (f / "ca.pem").unlink(), IdentityProblem.MISSING, "ca.pem; `protofed certs install"),
     ("folder, not file", lambda f: make_a_folder_of(f / "ca.pem"), IdentityProblem.UNREADABLE, "ca.pem"),
     ("garbage key", lambda f: (f / "key.pem").write_text("x"), IdentityProblem.UNREADABLE, "key.pem"),
@@ -170,7 +170,11 @@ def test_two_cas_are_trusted_while_one_takes_over(authority: Authority, site: Pa
     ("now", "problem", "remedy"),
     [
         (BEGINS - timedelta(seconds=1), IdentityProblem.EARLY, r"2030-04-01T11:59:59Z .*clock"),
-        (ENDS + timedelta(seconds=1), IdentityProblem.EXPIRED, r"2030-05-31T12:00:01Z .*certs renew --identity"),
+        (
+            ENDS + timedelta(seconds=1),
+            IdentityProblem.EXPIRED,
+            r"2030-05-31T12:00:01Z .*certs request --renew --identity",
+        ),
     ],
 )
 def test_dates_are_said_with_the_clocks(now: datetime, problem: IdentityProblem, remedy: str, site: Path) -> None:

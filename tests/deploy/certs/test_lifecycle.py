@@ -203,7 +203,7 @@ def test_a_key_is_asked_for_again_and_with_a_certificate_renewed_not_replaced(
     first, second = (read_request(lifecycle.request(tmp_path, Party.SITE, "a"), "request") for _ in range(2))
     assert first.fingerprint == second.fingerprint
     key = (joined(tmp_path, authority) / "key.pem").read_bytes()
-    with pytest.raises(ConfigError, match="has a certificate already; `protofed certs renew --identity"):
+    with pytest.raises(ConfigError, match="has a certificate already; `protofed certs request --renew --identity"):
         lifecycle.request(tmp_path, Party.SITE, "a")
     assert (tmp_path / "key.pem").read_bytes() == key
 

@@ -14,6 +14,7 @@ import pytest
 import typer
 from tests.support.command_line import called
 
+from protofed.common.address import NO_TLS, IdentityChoice
 from protofed.common.errors import UnavailableError
 from protofed.common.pki.certificate import code
 from protofed.common.pki.identity import Party, fingerprint, read_certificate, read_identity
@@ -43,15 +44,14 @@ class OperatorStub:
     """What `certs` needs of an operator's connection."""
 
     address: str
-    identity: Path | None
-    plaintext: bool
+    identity: IdentityChoice
     known: ClassVar[dict[str, CertificateInfo]] = {}
-    dialled: ClassVar[list[tuple[str, Path | None, bool]]] = []
+    dialled: ClassVar[list[tuple[str, IdentityChoice]]] = []
     down: ClassVar[bool] = False
     renewals: ClassVar[list[bool]] = []  # what each registration said
 
     def __enter__(self) -> OperatorStub:
-        self.dialled.append((self.address, self.identity, self.plaintext))
+        self.dialled.append((self.address, self.identity))
         if OperatorStub.down:
             raise UnavailableError(f"no server at {self.address}")
         return self
@@ -154,7 +154,7 @@ def test_the_whole_way_of_a_site(server: type[OperatorStub], certs: Cli) -> None
     done(certs(*signing("a/site-hospital-a.request.pem", "site", "hospital-a"), *online))
     done(certs("install", "a/site-hospital-a.bundle.pem", "--identity", "a"))
     found = read_identity(Path("a"), Party.SITE, datetime.now(UTC))
-    assert server.dialled == [("fl.example.org:7443", Path("olga"), False)]
+    assert server.dialled == [("fl.example.org:7443", Path("olga"))]
     assert list(server.known) == [found.certificate.fingerprint] == [fingerprint(found.certificate_pem)]
 
 
@@ -196,7 +196,7 @@ def test_a_request_that_is_for_somebody_else_is_not_signed(
     done(certs("init", "--ca", "ca"))
     done(certs("request", "--identity", "x", f"--{party}", name, *hosts, "--out", "sent.pem"))
     refused(
-        certs(*signing("sent.pem", "site", "a"), "--server", "127.0.0.1:7443", "--plaintext"),
+        certs(*signing("sent.pem", "site", "a"), "--server", "127.0.0.1:7443", "--identity=none"),
         f"sent.pem is a request for {party} '{name}'; expected one for site 'a'",
     )
     assert not list(Path("ca/issued").iterdir())
@@ -225,7 +225,10 @@ def test_roles_go_to_the_server_and_foreign_ones_are_refused_before_signing(
 ) -> None:
     done(certs("init", "--ca", "ca"))
     done(certs("request", "--identity", "eva", "--site", "eva"))
-    asked, online = signing("eva/site-eva.request.pem", "site", "eva"), ("--server", "127.0.0.1:7443", "--plaintext")
+    asked, online = (
+        signing("eva/site-eva.request.pem", "site", "eva"),
+        ("--server", "127.0.0.1:7443", "--identity=none"),
+    )
     refused(certs(*asked, *online, "--role", "operator"), "role 'operator' is none of a site")
     assert not list(Path("ca/issued").iterdir())
     out = done(certs(*asked, *online, "--role", "evaluator", "--role", "trainer"))
@@ -275,10 +278,10 @@ class Typist:
 
 def test_a_renewal_and_its_installation(hospital: Path, server: type[OperatorStub], certs: Cli) -> None:
     before = read_identity(hospital, Party.SITE, datetime.now(UTC))
-    assert "--renewal" in done(certs("renew", "--identity", "a", "--out", "again.pem"))
+    assert "--renewal" in done(certs("request", "--renew", "--identity", "a", "--out", "again.pem"))
     asked = (*signing("again.pem", "site", "hospital-a"), "--days", 30, "--out", "bundle.pem")
     refused(certs(*asked), "--renewal")
-    online = ("--server", "127.0.0.1:7443", "--plaintext")
+    online = ("--server", "127.0.0.1:7443", "--identity=none")
     done(certs(*asked, "--renewal", *online))
     assert server.renewals == [True]
     done(certs("install", "bundle.pem", "--identity", "a"))
@@ -289,7 +292,7 @@ def test_a_renewal_and_its_installation(hospital: Path, server: type[OperatorStu
 
 def test_another_ca_must_be_meant(hospital: Path, certs: Cli) -> None:
     done(certs("init", "--ca", "ca2", "--name", "second"))
-    done(certs("renew", "--identity", "a", "--out", "again.pem"))
+    done(certs("request", "--renew", "--identity", "a", "--out", "again.pem"))
     done(certs(*signing("again.pem", "site", "hospital-a", "ca2"), "--also", "ca/ca.pem", "--out", "b.pem"))
     refused(certs("install", "b.pem", "--identity", "a"), "changes which CAs", "new: second ", "--new-ca")
     assert "trusted: second " in done(certs("install", "b.pem", "--identity", "a", "--new-ca"))
@@ -301,14 +304,14 @@ def test_a_server_that_is_down_leaves_a_bundle_to_register_later(
     done(certs("init", "--ca", "ca"))
     done(certs("request", "--identity", "a", "--site", "a"))
     monkeypatch.setattr(server, "down", True)
-    online = ("--server", "127.0.0.1:7443", "--plaintext")
+    online = ("--server", "127.0.0.1:7443", "--identity=none")
     answer = certs(*signing("a/site-a.request.pem", "site", "a"), "--role", "evaluator", "--renewal", *online)
     command = "protofed certs register a/site-a.bundle.pem --role evaluator --renewal"
     refused(answer, "not registered: no server", command, code=69)
     monkeypatch.setattr(server, "down", False)
     assert "registered at 127.0.0.1:7443" in done(certs("register", "a/site-a.bundle.pem", *online))
     assert [one.name for one in server.known.values()] == ["a"]
-    assert server.dialled[-1] == ("127.0.0.1:7443", None, True)
+    assert server.dialled[-1] == ("127.0.0.1:7443", NO_TLS)
 
 
 def test_a_revocation_is_shown_with_its_reason(hospital: Path, certs: Cli) -> None:
@@ -359,7 +362,7 @@ def test_dates_and_codes_are_whole_on_a_narrow_terminal(
         assert row["key_code"] in shown
         assert f" {row['days_left']}\n" in shown
     OperatorStub.known.update(known(hospital))
-    online = ("--server", "127.0.0.1:7443", "--plaintext")
+    online = ("--server", "127.0.0.1:7443", "--identity=none")
     assert rows[1]["fingerprint"][:16] in done(certs("list", *online)), "what `revoke` takes"
 
 
@@ -404,13 +407,14 @@ def test_a_ca_is_not_made_unless_all_that_was_asked_for_can_be(
 def test_a_party_of_the_cas_own_machine_in_one_step(certs: Cli, server: type[OperatorStub]) -> None:
     done(certs("init", "--ca", "ca"))
     own = ("issue", "--ca", "ca", "--site", "eva", "--identity", "eva", "--role", "evaluator")
-    online = ("--server", "127.0.0.1:7443", "--plaintext")
+    server_at = ("--server", "127.0.0.1:7443")
+    online = (*server_at, "--operator-identity=none")
     refused(certs(*own[:-1], "operator"), "role 'operator' is none of a site")
     assert not Path("eva").exists()
     server.down = True
     refused(certs(*own, *online), "`protofed certs register eva/cert.pem --role evaluator`", code=69)
     server.down = False
-    done(certs("register", "eva/cert.pem", "--role", "evaluator", *online))
+    done(certs("register", "eva/cert.pem", "--role", "evaluator", *server_at, "--identity=none"))
     refused(certs(*own, *online), "eva has a certificate already")
     [known] = server.known.values()
     assert known.fingerprint == read_identity(Path("eva"), Party.SITE, datetime.now(UTC)).certificate.fingerprint
@@ -447,7 +451,7 @@ def test_what_a_program_reads_has_the_hexadecimal_digits(certs: Cli, server: typ
     asked = json.loads(done(certs("request", "--identity", "a", "--site", "a", "--json")))
     assert asked["key_code"] == code(asked["key_fingerprint"])
     assert (asked["party"], asked["name"], asked["request"]) == ("site", "a", "a/site-a.request.pem")
-    online = ("--server", "127.0.0.1:7443", "--plaintext")
+    online = ("--server", "127.0.0.1:7443", "--identity=none")
     signed = json.loads(done(certs(*signing(asked["request"], "site", "a"), *online, "--json")))
     assert signed["key_fingerprint"] == asked["key_fingerprint"]
     assert (signed["registered"], signed["bundle"]) == (["trainer"], "a/site-a.bundle.pem")
@@ -455,7 +459,7 @@ def test_what_a_program_reads_has_the_hexadecimal_digits(certs: Cli, server: typ
     again = json.loads(done(certs("register", signed["bundle"], *online, "--json")))
     installed = json.loads(done(certs("install", signed["bundle"], "--identity", "a", "--json")))
     assert again["fingerprint"] == installed["fingerprint"] == signed["fingerprint"]
-    renewed = json.loads(done(certs("renew", "--identity", "a", "--json")))
+    renewed = json.loads(done(certs("request", "--renew", "--identity", "a", "--json")))
     assert renewed["key_fingerprint"] != asked["key_fingerprint"]
     revoked = json.loads(done(certs("revoke", "a", "--reason", "x", *online, "--json")))
     assert [one["fingerprint"] for one in revoked["revoked"]] == [signed["fingerprint"]]

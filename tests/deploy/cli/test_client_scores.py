@@ -1,4 +1,4 @@
-"""`client scores`: a site's own scores from its state folder."""
+"""`client runs`: a site's own scores from its state folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Run = Callable[..., tuple[int, str, str]]
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command's exit code and what it printed, on a terminal of 100 columns."""
     monkeypatch.setattr(client.console, "width", 100)
-    return partial(called, capfd, "client", "scores")
+    return partial(called, capfd, "client", "runs")
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def kept(tmp_path: Path) -> OwnScores:
 
 
 def test_scores_are_a_table_by_round_or_json_and_all_have_stayed(run: Run, kept: OwnScores, tmp_path: Path) -> None:
-    code, out, _ = run("--state", tmp_path)
+    code, out, _ = run("digits", "--state", tmp_path)
     assert code == 0
     rows = [line.strip("│").replace("│", " ").split() for line in out.splitlines() if line.startswith("│")]
     assert rows == [["1", "1.0000", "0.5000"], ["2", "0.5000", "0.7500"], ["3", "0.2500", "–"]]
@@ -57,7 +57,7 @@ def test_scores_are_a_table_by_round_or_json_and_all_have_stayed(run: Run, kept:
     assert [scored["round"] for scored in printed["rounds"]] == [1, 2, 3]
     assert printed["rounds"][1]["scores"] == kept.rounds("digits")[1].scores
     assert printed["rounds"][1]["scores"]["personal.recall.3"] == 0.125
-    assert "stayed at this site: all of them" in run("--state", tmp_path)[1]
+    assert "stayed at this site: all of them" in run("digits", "--state", tmp_path)[1]
 
 
 def test_what_left_is_read_from_the_audit_log_and_the_rest_has_stayed(
@@ -73,10 +73,10 @@ def test_what_left_is_read_from_the_audit_log_and_the_rest_has_stayed(
     for number, call, fields in messages:
         log.append("sent", call=call, digest=f"{call}{number}", facts={"run": "digits", "round": number, **fields})
     log.close()
-    out = run("--state", tmp_path)[1]
+    out = run("digits", "--state", tmp_path)[1]
     told = [line for line in out.splitlines() if line.startswith(("left", "stayed"))]
     assert [line.rpartition(": ")[2] for line in told] == ["loss, rounds 1", "personal.pm_l, rounds 1"]
-    rounds = json.loads(run("--state", tmp_path, "--json")[1])["rounds"]
+    rounds = json.loads(run("digits", "--state", tmp_path, "--json")[1])["rounds"]
     assert [scored["left"] for scored in rounds] == [["loss", "personal.pm_l"], [], []]
 
 
@@ -90,11 +90,11 @@ def test_what_left_in_a_secure_aggregation_has_not_stayed(run: Run, kept: OwnSco
     log.append("aggregated", run="digits", round=3, sites=["ann", "bob", "eva"], **at)
     log.append("masked", run="another", round=3, scores=["personal.pm_l"], **at)
     log.close()
-    out = run("--state", tmp_path)[1]
+    out = run("digits", "--state", tmp_path)[1]
     told = [line for line in out.splitlines() if line.startswith(("left", "stayed"))]
     assert [line.rpartition(": ")[2] for line in told] == ["loss, rounds 1", "loss, rounds 2", "personal.pm_l"]
     assert ["secure aggregation" in line for line in told] == [False, True, False]
-    rounds = json.loads(run("--state", tmp_path, "--json")[1])["rounds"]
+    rounds = json.loads(run("digits", "--state", tmp_path, "--json")[1])["rounds"]
     assert [scored["left"] for scored in rounds] == [["loss"], [], []]
     assert [scored["left_in_sums"] for scored in rounds] == [["personal.recall.3"], ["loss"], []]
 
@@ -106,10 +106,10 @@ def test_none_is_said_to_have_stayed_of_more_scores_than_the_log_lists(
     request = pb.ScoresRequest(run="digits", round=1, scores=many)
     log.append("sent", call="ReportScores", digest="a", facts=audit_fields(request, values=True))
     log.close()
-    out = run("--state", tmp_path)[1]
+    out = run("digits", "--state", tmp_path)[1]
     assert "rounds 1: more scores left" in out
     assert "stayed" not in out
-    rounds = json.loads(run("--state", tmp_path, "--json")[1])["rounds"]
+    rounds = json.loads(run("digits", "--state", tmp_path, "--json")[1])["rounds"]
     assert [scored["left"] for scored in rounds] == [None, [], []]
 
 
@@ -119,9 +119,9 @@ def test_every_score_has_a_meaning_and_what_is_wrong_is_named(kept: OwnScores, r
     unknown = meaning("train.something")
     assert unknown not in {meaning(name) for name in [*own, "loss"]}
     assert len({meaning(name) for name in own}) == len(own)
-    meanings = json.loads(run("--state", tmp_path, "--json")[1])["meanings"]
+    meanings = json.loads(run("digits", "--state", tmp_path, "--json")[1])["meanings"]
     assert meanings == {name: meaning(name) for name in ("loss", "personal.pm_l", "personal.recall")}
-    code, _, err = run("--state", tmp_path / "none")
+    code, _, err = run("digits", "--state", tmp_path / "none")
     assert (code, "--state" in err) == (ConfigError.exit_code, True)
     code, _, err = run("digit", "--state", tmp_path)
     assert (code, "did you mean 'digits'?" in err) == (ConfigError.exit_code, True)
@@ -142,7 +142,7 @@ def test_no_number_is_cut(
 
 
 def test_a_site_without_scores_says_so(run: Run, tmp_path: Path) -> None:
-    code, out, _ = run("--state", tmp_path)
+    code, out, _ = run("digits", "--state", tmp_path)
     assert (code, out.startswith("none yet")) == (0, True)
-    assert json.loads(run("--state", tmp_path, "--json")[1]) == {"run": None, "rounds": [], "meanings": {}}
+    assert json.loads(run("digits", "--state", tmp_path, "--json")[1]) == {"run": None, "rounds": [], "meanings": {}}
     assert run("digits", "--state", tmp_path)[0] == ConfigError.exit_code

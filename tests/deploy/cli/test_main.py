@@ -27,8 +27,8 @@ from protofed.deploy.simulation import run_tables
 Cli = Callable[..., tuple[int, str, str]]
 RECIPE = shipped.folder("recipes") / "digits-fednh.toml"
 POLICY = shipped.folder("policies") / "standard.toml"
-SERVER = ("server", "start", "--plaintext")
-CLIENT = ("client", "start", "--plaintext")
+SERVER = ("server", "start", "--identity=none")
+CLIENT = ("client", "start", "--identity=none")
 SITE = shipped.folder("sites") / "digits.toml"
 SITE_A = ["--settings", SITE, "--site", "a", "--policy", POLICY]
 
@@ -107,18 +107,18 @@ def test_a_recipe_is_known_by_name_or_file(protofed: Cli, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", ["policies", "recipes"])
 def test_what_comes_along_is_listed_and_printed_as_it_is(kind: str, protofed: Cli) -> None:
-    listed = json.loads(protofed(kind, "list", "--json")[1])
+    listed = json.loads(protofed(kind, "--json")[1])
     files = shipped.files(kind)
     assert {row["name"]: row["what"] for row in listed} == {name: shipped.what(file) for name, file in files.items()}
     for name in ("standard", "open") if kind == "policies" else ("digits-fednh", "ham10000-fednh"):
-        code, out, _ = protofed(kind, "show", name)
+        code, out, _ = protofed(kind, name)
         assert (code, out) == (0, files[name].read_text(encoding="utf-8"))
-    expect(protofed(kind, "show", "digits-fedhn" if kind == "recipes" else "standart"), 78, "did you mean")
+    expect(protofed(kind, "digits-fedhn" if kind == "recipes" else "standart"), 78, "did you mean")
 
 
 def test_a_recipe_that_extends_another_says_so_beside_its_text(protofed: Cli) -> None:
-    assert "digits-fedavg.toml" in protofed("recipes", "show", "digits-fedprp")[2]
-    code, out, err = protofed("recipes", "show", "digits-fedprp", "--resolved")
+    assert "digits-fedavg.toml" in protofed("recipes", "digits-fedprp")[2]
+    code, out, err = protofed("recipes", "digits-fedprp", "--resolved")
     assert (code, out, err) == (0, shipped.resolved("digits-fedprp"), "")
 
 
@@ -143,15 +143,14 @@ def test_plain_text_never_leaves_the_machine(listen: str, protofed: Cli, tmp_pat
     expect(protofed(*SERVER, "--recipe", RECIPE, "--state", tmp_path / "s", "--listen", listen), 78, "loopback")
     arguments = [*SITE_A, "--state", tmp_path / "c", "--server", listen]
     expect(protofed(*CLIENT, *arguments), 78, "loopback")
-    expect(protofed("runs", "list", "--server", listen, "--plaintext"), 78, "loopback")
+    expect(protofed("runs", "show", "--server", listen, "--identity=none"), 78, "loopback")
 
 
-@pytest.mark.parametrize("more", [[], ["--plaintext", "--identity", "somewhere"]])
-def test_nothing_is_plain_text_unless_it_is_asked_for(more: list[str], protofed: Cli, tmp_path: Path) -> None:
-    said = ("--identity", "--plaintext")
-    expect(protofed("server", "start", *more, "--state", tmp_path / "s"), 78, *said)
-    expect(protofed("client", "start", *more, *SITE_A, "--state", tmp_path / "c"), 78, *said)
-    expect(protofed("runs", "list", *more), 78, *said)
+def test_nothing_is_plain_text_unless_it_is_asked_for(protofed: Cli, tmp_path: Path) -> None:
+    said = ("--identity FOLDER", "--identity none")
+    expect(protofed("server", "start", "--state", tmp_path / "s"), 78, *said)
+    expect(protofed("client", "start", *SITE_A, "--state", tmp_path / "c"), 78, *said)
+    expect(protofed("runs", "show"), 78, *said)
 
 
 def test_a_taken_port_and_a_taken_folder_are_said_to_be(protofed: Cli, tmp_path: Path) -> None:
@@ -167,7 +166,7 @@ def test_a_site_does_not_start_without_policy_data_server_or_settings(
     protofed: Cli, tmp_path: Path, unused_port: int
 ) -> None:
     arguments = ["--settings", SITE, "--site", "a", "--policy", tmp_path / "none.toml", "--state", tmp_path / "c"]
-    expect(protofed(*CLIENT, *arguments), 77, "none.toml", "policies show standard")
+    expect(protofed(*CLIENT, *arguments), 77, "none.toml", "policies standard")
     settings = tmp_path / "site.toml"
     settings.write_text(f'[data]\nsource = "cifar10"\nroot = "{tmp_path / "nowhere"}"\n', encoding="utf-8")
     arguments = ["--settings", settings, "--site", "a", "--policy", POLICY, "--state", tmp_path / "c"]
@@ -226,12 +225,12 @@ def every_command(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
         yield path, command
 
 
-GROUPS = [(name,) for name in ("server", "client", "runs", "sites", "certs", "audit", "tracking")] + [("runs", "show")]
+GROUPS = [(name,) for name in ("server", "client", "runs", "sites", "certs", "audit")] + [("runs", "show")]
 
 
 @pytest.mark.parametrize("help_option", ["-h", "--help"])
 def test_help_has_two_names_at_every_depth(help_option: str, protofed: Cli) -> None:
-    assert [protofed(*words, help_option)[0] for words in ((), *GROUPS)] == [0] * 9
+    assert [protofed(*words, help_option)[0] for words in ((), *GROUPS)] == [0] * 8
 
 
 @pytest.mark.parametrize(
@@ -332,11 +331,11 @@ def test_the_help_has_every_command_once_and_an_old_one_does_its_work(
     assert places == sorted(places)
     listed = re.findall(r"^\W*([a-z]+) {2,}", out, re.MULTILINE)
     assert [name for name in listed if name in main.COMMANDS] == list(main.COMMANDS)
-    renamed = partial(rename_command, commands={"shipped list": Renamed("recipes list", "9.0.0")})
+    renamed = partial(rename_command, commands={"shipped list": Renamed("recipes", "9.0.0")})
     monkeypatch.setattr(main, "rename_command", renamed)
     code, out, err = protofed("shipped", "list")
     assert (code, "digits-fednh" in out) == (0, True)
-    assert "`protofed shipped list` is now called `protofed recipes list`; version 9.0.0 takes" in out + err
+    assert "`protofed shipped list` is now called `protofed recipes`; version 9.0.0 takes" in out + err
 
 
 @pytest.mark.parametrize("words", [("runs", "--help"), ("runs", "show", "--help"), ("report", "--help")], ids=" ".join)

@@ -83,7 +83,7 @@ def server(live_server: Callable[..., Any], recipe_of: RecipeOf, monkeypatch: py
 def commanded(server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The server, which the operator's commands now call."""
     monkeypatch.setenv("PROTOFED_OPERATOR_SERVER", server.address)
-    monkeypatch.setenv("PROTOFED_OPERATOR_PLAINTEXT", "1")
+    monkeypatch.setenv("PROTOFED_OPERATOR_IDENTITY", "none")
     return server
 
 
@@ -101,13 +101,13 @@ def troubled(
 def test_a_run_is_started_by_its_file_or_name_and_listed(protofed: Terminal) -> None:
     assert protofed.says("runs", "start", RECIPE) == f"{FEDNH}: queued\n"
     assert protofed.json("runs", "start", FEDNH, "--name", "again")["status"] == "queued"
-    out = protofed.says("runs", "list")
+    out = protofed.says("runs", "show")
     assert [line.split()[:5] for line in out.splitlines()[1:] if not line.startswith(" ")] == [
         [RUN, "fedavg", "running", "0/3", "0/0"],
         [FEDNH, "fednh", "queued", "0/20", "0/0"],
         ["again", "fednh", "queued", "0/20", "0/0"],
     ]
-    assert [info["run"] for info in protofed.json("runs", "list")] == [RUN, FEDNH, "again"]
+    assert [info["run"] for info in protofed.json("runs", "show")] == [RUN, FEDNH, "again"]
 
 
 @pytest.mark.usefixtures("server")
@@ -119,7 +119,7 @@ def test_a_run_is_paused_resumed_and_ended(protofed: Terminal) -> None:
     for command in (["pause"], ["resume"], ["abort", "--yes"]):
         assert f"run '{RUN}' has ended: wrong [data] [/]" in protofed.refuses(78, "runs", *command, RUN)
     assert "wrong [data] [/]" in protofed.says("runs", "show", RUN)
-    assert "aborted" in protofed.says("runs", "list")
+    assert "aborted" in protofed.says("runs", "show")
 
 
 @pytest.mark.usefixtures("server")
@@ -132,10 +132,10 @@ def test_what_cannot_be_taken_back_is_asked_first(
     code, _, asked = protofed("runs", *order)
     assert code == 1
     assert f"{RUN} (running, round 0 of 3)" in asked
-    assert protofed.json("runs", "list")[0]["status"] == "running"
+    assert protofed.json("runs", "show")[0]["status"] == "running"
     monkeypatch.setattr(sys, "stdin", Answers("y\n"))
     assert protofed("runs", "abort", RUN)[0] == 0
-    assert protofed.json("runs", "list")[0]["status"] == "aborted"
+    assert protofed.json("runs", "show")[0]["status"] == "aborted"
 
 
 @pytest.mark.usefixtures("server")
@@ -229,7 +229,7 @@ def test_a_server_of_nothing_says_what_to_do_and_the_shell_offers_its_runs(
         console.print(tables.runs_table([]))
     assert shown.get() == "No runs yet. Start one with: protofed runs start RECIPE\n"
     context = typer.Context(typer.main.get_command(main.app))
-    context.params = {"server": os.environ["PROTOFED_OPERATOR_SERVER"], "plaintext": True}
+    context.params = {"server": os.environ["PROTOFED_OPERATOR_SERVER"], "identity": "none"}
     assert completion.runs(context, "") == [RUN]
     assert completion.runs(context, "other") == []
     context.params["server"] = f"127.0.0.1:{unused_port}"
@@ -239,7 +239,7 @@ def test_a_server_of_nothing_says_what_to_do_and_the_shell_offers_its_runs(
 # Refusals
 
 COMMANDS = [
-    ("runs", "list"),
+    ("runs", "show"),
     ("runs", "show", "x"),
     ("runs", "watch", "x"),
     ("runs", "start", FEDNH),
@@ -259,7 +259,7 @@ COMMANDS = [
 def test_where_no_server_is_every_command_says_so(
     protofed: Terminal, command: tuple[str, ...], unused_port: int
 ) -> None:
-    said = protofed.refuses(69, *command, "--server", f"127.0.0.1:{unused_port}", "--plaintext")
+    said = protofed.refuses(69, *command, "--server", f"127.0.0.1:{unused_port}", "--identity=none")
     assert f"no answer from the server at 127.0.0.1:{unused_port}; nothing listens at the server" in said
 
 
@@ -287,15 +287,15 @@ def test_an_operator_is_known_by_its_certificate(
 ) -> None:
     monkeypatch.setenv("PROTOFED_OPERATOR_SERVER", tls.server.address)
     boss = tls.identity("boss", Party.OPERATOR)
-    assert RUN in protofed.says("runs", "list", "--identity", boss)
+    assert RUN in protofed.says("runs", "show", "--identity", boss)
     monkeypatch.setenv("PROTOFED_OPERATOR_IDENTITY", str(boss))
     assert protofed.json("runs", "pause", RUN)["status"] == "paused"
-    assert "exclude each other" in protofed.refuses(78, "runs", "list", "--plaintext")
+    protofed.refuses(69, "runs", "show", "--identity=none")  # the option counts: the server speaks TLS only
 
 
 def test_who_is_no_operator_is_told_why(protofed: Terminal, tls: TlsServer) -> None:
     def refuses(code: int, identity: Path) -> str:
-        return protofed.refuses(code, "runs", "list", "--server", tls.server.address, "--identity", identity)
+        return protofed.refuses(code, "runs", "show", "--server", tls.server.address, "--identity", identity)
 
     stranger = tls.identity("stranger", Party.OPERATOR)
     assert "of operator 'stranger' is not registered here" in refuses(76, stranger)

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from tests.support.command_line import called
 
+from protofed.common.address import NO_TLS
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.deploy.cli.pages import console
@@ -25,7 +26,7 @@ def test_the_printed_address_opens_the_pages_and_ctrl_c_ends_them_and_nothing_el
     live_server: Callable[..., Any], recipe_of: Callable[..., Recipe]
 ) -> None:
     server = live_server(recipe_of("fedavg"))
-    words = [sys.executable, "-m", "protofed.deploy.cli", "console", "--server", server.address, "--plaintext"]
+    words = [sys.executable, "-m", "protofed.deploy.cli", "console", "--server", server.address, "--identity=none"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -40,7 +41,7 @@ def test_the_printed_address_opens_the_pages_and_ctrl_c_ends_them_and_nothing_el
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert address.query not in errors  # the token is in no log
-    with Operator(server.address, plaintext=True) as operator:
+    with Operator(server.address, NO_TLS) as operator:
         assert [info.run for info in operator.runs()] == ["small-fedavg"]
 
 
@@ -64,7 +65,7 @@ def check_entrance(browser: HTTPConnection, address: str) -> None:
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "192.168.0.1:8080"])
 def test_another_address_than_loopback_is_refused(capfd: pytest.CaptureFixture[str], listen: str) -> None:
-    code, out, error = called(capfd, "console", "--plaintext", "--listen", listen)
+    code, out, error = called(capfd, "console", "--identity=none", "--listen", listen)
     assert code == 78
     assert out == ""
     assert "loopback" in error
@@ -75,4 +76,4 @@ def test_without_the_extra_it_is_said_how_to_install_it(monkeypatch: pytest.Monk
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(ConfigError, match=r"uvicorn.*\[pages\]"):
-        console(plaintext=True)
+        console(identity="none")

@@ -21,9 +21,9 @@ SITE = 'site = "north"\npolicy = "p.toml"\nstate = "s"\n[data]\nsource = "digits
         (("client", "start", "--proxy", PROXY), "PROTOFED_CLIENT_PROXY"),
         (("client", "start", f"--proxy={PROXY}"), "PROTOFED_CLIENT_PROXY"),
         (("client", "doctor", f"--proxy={PROXY}"), "PROTOFED_CLIENT_PROXY"),
-        (("tracking", "sync", "--mlflow", f"https://ann:{SECRET}@mlflow"), "PROTOFED_TRACKING_MLFLOW"),
+        (("tracking", "--mlflow", f"https://ann:{SECRET}@mlflow"), "PROTOFED_TRACKING_MLFLOW"),
         (
-            ("tracking", "sync", "--all", "--mlflow", f"https://mlflow/?access_token={SECRET}"),
+            ("tracking", "--all", "--mlflow", f"https://mlflow/?access_token={SECRET}"),
             "PROTOFED_TRACKING_MLFLOW",
         ),
         (("server", "start", "--ledger", LEDGER), "PROTOFED_SERVER_LEDGER"),
@@ -44,8 +44,8 @@ def test_no_command_takes_a_password(words: tuple[str, ...], instead: str, capfd
     [
         ("client", "start", "--proxy", "http://proxy:3128"),
         ("client", "start", "--proxy", "http://ann@proxy:3128"),
-        ("tracking", "sync", "--mlflow", "https://mlflow:5000/a@b"),
-        ("tracking", "sync", "--mlflow", "sqlite:///runs.db"),
+        ("tracking", "--mlflow", "https://mlflow:5000/a@b"),
+        ("tracking", "--mlflow", "sqlite:///runs.db"),
         ("runs", "abort", "x", "--reason", "ann: see b@example.org"),
     ],
 )
@@ -74,4 +74,4 @@ def test_a_tracker_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PROTOFED_TRACKING_MLFLOW", "mlruns")  # no URI: the error shows that it was read
-    assert "mlflow: expected the URI" in called(capfd, "tracking", "sync", "--state", tmp_path)[2]
+    assert "mlflow: expected the URI" in called(capfd, "tracking", "--state", tmp_path)[2]

@@ -1,4 +1,4 @@
-"""`protofed tracking sync`: runs that have ended are told to a tracker afterwards."""
+"""`protofed tracking`: runs that have ended are told to a tracker afterwards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_run_is_told_once_however_often_it_is_asked_for(
     run_ledger.publish(1)
     run_ledger.ledger.end_run(RUN, "aborted by the operator", RoundOutcome.ABORTED)
     for new in (2, 0):
-        assert protofed("tracking", "sync", "--state", tmp_path, "--tensorboard", tmp_path / "tb") == 0
+        assert protofed("tracking", "--state", tmp_path, "--tensorboard", tmp_path / "tb") == 0
         assert f"{RUN}: {new} new of 2 rounds sent to tensorboard" in capsys.readouterr().out
     scalars, texts = read(tmp_path / "tb" / RUN)
     expect_same(scalars, by_the_ledger(run_ledger))
@@ -43,7 +43,7 @@ def test_all_runs_of_a_folder_are_told(
     run_ledger: RunLedger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_ledger.ledger.begin_run("second", run_ledger.row().fingerprint, "{}")
-    assert protofed("tracking", "sync", "--all", "--state", tmp_path, "--tensorboard", tmp_path / "tb") == 0
+    assert protofed("tracking", "--all", "--state", tmp_path, "--tensorboard", tmp_path / "tb") == 0
     assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == [RUN, "second"]
 
 
@@ -63,5 +63,5 @@ def test_what_is_missing_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert protofed("tracking", "sync", *arguments) == 78
+    assert protofed("tracking", *arguments) == 78
     assert phrase in capsys.readouterr().err

@@ -69,7 +69,7 @@ class Watcher:
                 "state": self.state,
                 "data": {"source": "digits"},
                 "device": "cpu",
-                "plaintext": True,
+                "identity": "none",
                 "metrics": Monitoring(listen="127.0.0.1:0"),
             }
         )

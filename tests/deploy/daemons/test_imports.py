@@ -36,7 +36,7 @@ def test_a_client_daemon_starts_without_the_server_and_the_compiler(tmp_path: Pa
     """The whole start, up to a server that is not there."""
     settings = shipped.folder("sites") / "digits.toml"
     arguments = [
-        *("client", "start", f"--settings={settings}", "--site=site-1", "--partition-index=0", "--plaintext"),
+        *("client", "start", f"--settings={settings}", "--site=site-1", "--partition-index=0", "--identity=none"),
         *(f"--policy={shipped.folder('policies') / 'open.toml'}", f"--state={tmp_path / 'state'}"),
         *(f"--server=127.0.0.1:{unused_port}", "--give-up-after=1"),
     ]

@@ -1,4 +1,4 @@
-"""`protofed client health`, against real monitors."""
+"""`protofed health`, against real monitors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def daemon(tmp_path: Path) -> Answering:
 
 def ended(*arguments: str) -> object:
     with pytest.raises(SystemExit) as end:
-        main(["client", "health", *arguments])
+        main(["health", *arguments])
     return end.value.code
 
 

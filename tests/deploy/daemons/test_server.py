@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from tests.support.pki import Authority
 
+from protofed.common.address import NO_TLS
 from protofed.common.clock import stamp
 from protofed.common.config.settings import ServerSettings, read_settings
 from protofed.common.errors import ConfigError
@@ -84,8 +85,8 @@ def test_it_tells_how_it_is_spoken_to_and_when_its_certificate_ends(server: Serv
 
 
 def test_plain_text_says_what_it_means_and_a_crash_would_dump_no_memory(server: ServerProcess) -> None:
-    address = server.serve("--plaintext")
-    with Operator(address, plaintext=True) as operator:
+    address = server.serve("--identity=none")
+    with Operator(address, NO_TLS) as operator:
         assert operator.certificates() == []
     assert resource.prlimit(server.running[-1].pid, resource.RLIMIT_CORE) == (0, 0)
     server.stop()
@@ -127,14 +128,14 @@ def exchanged(file: Path) -> None:
 def test_a_state_that_is_moved_or_replaced_under_a_server_ends_it_though_nobody_calls(
     server: ServerProcess, lose: Callable[[Path], None], what: str
 ) -> None:
-    server.serve("--plaintext")
+    server.serve("--identity=none")
     lose(server.folder / "state")
     assert server.running[-1].wait(timeout=60) == 74, server.log()
     assert f"{what} was moved, removed or replaced" in server.log()
 
 
 def test_a_server_that_is_hung_up_ends_in_good_order_and_a_supervisor_restarts_it(server: ServerProcess) -> None:
-    server.serve("--plaintext")
+    server.serve("--identity=none")
     server.running[-1].send_signal(signal.SIGHUP)
     assert server.running[-1].wait(timeout=60) == 129, server.log()
     assert re.search(r"stopping.*SIGHUP", server.log())
@@ -143,20 +144,20 @@ def test_a_server_that_is_hung_up_ends_in_good_order_and_a_supervisor_restarts_i
 def test_a_server_says_at_its_start_that_its_audit_log_is_gone(server: ServerProcess) -> None:
     state = server.folder / "state"
     for _ in range(2):
-        address = server.serve("--plaintext")
-        with Operator(address, plaintext=True) as operator:
+        address = server.serve("--identity=none")
+        with Operator(address, NO_TLS) as operator:
             operator.certificates()
         server.stop()
     assert "was cut" not in server.log(), "nothing was"
     (state / "audit.jsonl").unlink()
-    server.serve("--plaintext")
+    server.serve("--identity=none")
     server.stop()
     assert server.log().count("the audit log was cut or removed while no server used it") == 1
 
 
 def test_a_server_that_may_open_too_few_files_to_serve_sites_says_how_many_it_needs(server: ServerProcess) -> None:
     """With 64 it called itself ready, and served one site."""
-    process = server.start("--plaintext", "--listen=127.0.0.1:0")
+    process = server.start("--identity=none", "--listen=127.0.0.1:0")
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (64, 64))
     assert process.wait(timeout=60) == 78, server.log()
     assert "may open 64 files: too few to serve sites. Let it open 4352" in server.log()

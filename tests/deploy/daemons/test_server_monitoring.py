@@ -64,7 +64,7 @@ def test_without_metrics_there_is_no_other_port(server: ServerProcess) -> None:
 def test_a_port_that_is_taken_ends_the_start(server: ServerProcess) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
-        process = server.start("--plaintext", "--listen=127.0.0.1:0", f"--metrics={taken}")
+        process = server.start("--identity=none", "--listen=127.0.0.1:0", f"--metrics={taken}")
         assert process.wait(timeout=60) == 69
     assert f"cannot answer /metrics on {taken}: " in server.log()
     assert "free the port or take another" in server.log()
@@ -74,5 +74,5 @@ def test_what_cannot_be_used_is_refused_before_anything_is_made(server: ServerPr
     settings = server.folder / "server.toml"
     settings.write_text(f'[metrics]\nlisten = "127.0.0.1:0"\ntoken = "{token}"\n', encoding="utf-8")
     token.chmod(0o644)
-    assert "can be read or changed by others" in server.refused("--plaintext", f"--settings={settings}")
+    assert "can be read or changed by others" in server.refused("--identity=none", f"--settings={settings}")
     assert not (server.folder / "state").exists()

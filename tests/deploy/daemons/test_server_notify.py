@@ -1,4 +1,4 @@
-"""`protofed server start` with `[notify]`, as a process, and `protofed server notify`: what arrives where."""
+"""`protofed server start` with `[notify]`, as a process, and `protofed server doctor --notify`: what arrives where."""
 
 from __future__ import annotations
 
@@ -119,24 +119,27 @@ def test_a_secret_that_cannot_be_read_is_refused_before_anything_is_made(server:
 def test_a_test_message_goes_by_every_channel_and_each_says_what_came_of_it(
     settings: Path, hook: WebhookReceiver, mail: MailReceiver, protofed: Cli
 ) -> None:
-    code, out, _ = protofed("server", "notify", "--settings", settings, "--json")
-    answer = json.loads(out)
-    assert code == 0
-    assert [(each["channel"], each["taken"]) for each in answer["channels"]] == [("ops", True), ("email", True)]
-    assert (hook.post().json["event"], mail.mail().message["Message-ID"]) == ("test", f"<{answer['id']}@example.org>")
+    def tried() -> tuple[str, str]:
+        rows = json.loads(protofed("server", "doctor", "--notify", "--settings", settings, "--json")[1])["checks"]
+        [row] = [row for row in rows if row["check"] == "notify"]
+        return row["finding"], row["message"]
+
+    finding, message = tried()
+    assert (finding, "ops" in message, "email" in message) == ("", True, True)
+    sent = hook.post().json
+    assert (sent["event"], mail.mail().message["Message-ID"]) == ("test", f"<{sent['id']}@example.org>")
+    assert sent["id"] in message
     hook.status = 401
-    code, out, _ = protofed("server", "notify", "--settings", settings, "--json")
-    assert code == 69
-    assert [each["taken"] for each in json.loads(out)["channels"]] == [False, True]
-    code, out, err = protofed("server", "notify", "--settings", settings)
-    assert code == 69
-    assert "ops  answered 401" in out
+    finding, message = tried()
+    assert (finding, "ops answered 401" in message) == ("notify-refused", True)
+    assert mail.mail().message["Subject"]
+    _, out, err = protofed("server", "doctor", "--notify", "--settings", settings)
+    assert "notify-refused" in out
     assert not [secret for secret in (TOKEN, PASSWORD, "s3cret-hook") if secret in out + err]
 
 
 def test_a_server_that_tells_nobody_cannot_be_tried(tmp_path: Path, protofed: Cli) -> None:
     path = tmp_path / "server.toml"
-    path.write_text("plaintext = true\n", encoding="utf-8")
-    code, _, err = protofed("server", "notify", "--settings", path)
-    assert code == 78
-    assert "[notify]" in err
+    path.write_text(f'identity = "none"\nlisten = "127.0.0.1:0"\nstate = "{tmp_path / "state"}"\n', encoding="utf-8")
+    code, out, _ = protofed("server", "doctor", "--notify", "--settings", path)
+    assert (code, "[notify]" in out) == (95, True)

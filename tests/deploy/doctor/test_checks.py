@@ -150,7 +150,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> R
 
 
 def test_the_exit_code_is_the_first_findings_or_a_strict_warnings(run: Run, tmp_path: Path) -> None:
-    code, out, err = run("server", "--plaintext", "--state", tmp_path / "s", "--listen", "127.0.0.1:0", "--recover")
+    code, out, err = run("server", "--identity=none", "--state", tmp_path / "s", "--listen", "127.0.0.1:0", "--recover")
     assert (code, err) == (0, ""), out
     assert out.splitlines()[-1].startswith("all well: ")
     assert not list(tmp_path.iterdir())
@@ -159,7 +159,7 @@ def test_the_exit_code_is_the_first_findings_or_a_strict_warnings(run: Run, tmp_
     assert "✗  recipes" in out
     assert "none.toml" in out
     assert out.splitlines()[-1] == "2 findings; the first is connection-not-chosen: exit code 11"
-    known = ("server", "--plaintext", "--state", tmp_path / "s", "--listen", "127.0.0.1:0")
+    known = ("server", "--identity=none", "--state", tmp_path / "s", "--listen", "127.0.0.1:0")
     limited = tmp_path / "server.toml"
     limited.write_text("memory_limit_mb = 100\n", encoding="utf-8")
     code, out, _ = run(*known, "--settings", limited)
@@ -184,7 +184,18 @@ def test_options_are_those_of_the_daemon(run: Run, tmp_path: Path, unused_port: 
     site = shipped.folder("sites") / "digits.toml"
     policy = shipped.folder("policies") / "strict.toml"
     code, out, _ = run(
-        *("client", "--settings", site, "--site", "a", "--policy", policy, "--state", tmp_path / "c", "--plaintext"),
+        *(
+            "client",
+            "--settings",
+            site,
+            "--site",
+            "a",
+            "--policy",
+            policy,
+            "--state",
+            tmp_path / "c",
+            "--identity=none",
+        ),
         *("--server", f"127.0.0.1:{unused_port}", "--role", "evaluator", "--device", "cpu", "--partition-index", "1"),
         *("--give-up-after", "3", "--until-finished", "--quick", "--json"),
     )

@@ -109,7 +109,7 @@ def test_a_daemon_that_would_work_is_well_and_nothing_is_left_behind(
 
 def test_plain_text(live_server: Callable[..., Any], recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:
     address = live_server(recipe_of("fedavg")).address
-    found = examined(given(tmp_path, address, plaintext=True))
+    found = examined(given(tmp_path, address, identity="none"))
     assert findings(found) == []
     assert skipped(found).keys() == {"identity", "certificate", "tls", "admission", "metrics", "privacy budget"}
     assert findings(examined(given(tmp_path, address)))[0] == ("connection", "connection-not-chosen")
@@ -142,7 +142,15 @@ def test_a_clock_that_is_wrong_judges_no_certificate_or_lets_no_connection_stand
 
 @pytest.mark.skipif(shutil.which("faketime") is None, reason="faketime is not installed")
 def test_a_server_process_whose_clock_is_wrong(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "protofed.deploy.cli", "server", "start", "--plaintext", "--listen=127.0.0.1:0"]
+    command = [
+        sys.executable,
+        "-m",
+        "protofed.deploy.cli",
+        "server",
+        "start",
+        "--identity=none",
+        "--listen=127.0.0.1:0",
+    ]
     known, until = tmp_path / "server" / ADDRESS_FILE, time.monotonic() + 60
     faked = {**os.environ, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     command = ["faketime", "-f", "-2d", *command, f"--state={known.parent}"]
@@ -152,7 +160,7 @@ def test_a_server_process_whose_clock_is_wrong(tmp_path: Path) -> None:
                 assert process.poll() is None
                 assert time.monotonic() < until
                 time.sleep(0.05)
-            found = examined(given(tmp_path, known.read_text(encoding="utf-8"), plaintext=True))
+            found = examined(given(tmp_path, known.read_text(encoding="utf-8"), identity="none"))
         finally:
             os.killpg(process.pid, signal.SIGTERM)  # faketime starts it as a child
     assert findings(found) == [("clock", "clock-wrong")]

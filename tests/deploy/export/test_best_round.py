@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.support.command_line import called
 
+from protofed.common.address import NO_TLS
 from protofed.common.config.recipe import Recipe
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.simulation.simulation import simulation
@@ -102,11 +103,11 @@ def test_the_best_round_comes_over_the_network_too(
 ) -> None:
     recipe = recipe_of("fedavg", rounds=6).model_copy(update={"name": RUN})
     server = live_server(recipe, state)
-    order = ("export", RUN, "--model", "global", "--server", server.address, "--plaintext", "--out", tmp_path / "m")
+    order = ("export", RUN, "--model", "global", "--server", server.address, "--identity=none", "--out", tmp_path / "m")
     code, said, err = protofed(*order, "--format", "safetensors", "--round", "best", "--json")
     assert code == 0, err
     assert json.loads(said)["origin"]["round"] == 1
-    with Operator(server.address, plaintext=True) as operator:
+    with Operator(server.address, NO_TLS) as operator:
         found = {row.round: operator.verify(RUN, row).finding for row in operator.show(RUN).rounds if row.state}
     # 0: what round 1 was made from, which is the first model that sites sent, byte for byte.
     assert found == {0: "same", 1: "same", 2: "not-kept", 3: "not-kept", 4: "same", 5: "same", 6: "same"}

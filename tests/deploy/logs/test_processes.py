@@ -63,7 +63,7 @@ class LoggedProcesses:
             "-m",
             "protofed.deploy.cli",
             *arguments,
-            "--plaintext",
+            "--identity=none",
             f"--state={self.folder / name}",
         ]
         told = {**os.environ, "OMP_NUM_THREADS": "1", failpoint.VARIABLE: fails, **environment}

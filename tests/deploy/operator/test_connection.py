@@ -11,6 +11,7 @@ import grpc
 import pytest
 from tests.support.disturbed_run import RUN
 
+from protofed.common.address import NO_TLS
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, ProtocolError, StateError, UnavailableError
 from protofed.common.protocol.messages import TaskKind
@@ -25,7 +26,7 @@ def server(live_server: Callable[..., Any], recipe_of: Callable[..., Recipe]) ->
 
 
 def test_answers_become_errors_of_ours(server: Any, unused_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Operator(server.address, plaintext=True) as operator:
+    with Operator(server.address, NO_TLS) as operator:
         with pytest.raises(ConfigError, match="there is no run 'x'"):
             operator.show("x")
         with monkeypatch.context() as patched:
@@ -35,7 +36,7 @@ def test_answers_become_errors_of_ours(server: Any, unused_port: int, monkeypatc
         with pytest.raises(StateError, match="takes at most"):
             operator.abort(RUN, "x" * (300 << 10))
     with (
-        Operator(f"127.0.0.1:{unused_port}", plaintext=True) as operator,
+        Operator(f"127.0.0.1:{unused_port}", NO_TLS) as operator,
         pytest.raises(UnavailableError, match="start it"),
     ):
         operator.runs()
@@ -50,7 +51,7 @@ def test_a_name_that_does_not_resolve_is_not_taken_for_a_server_that_is_down(
     monkeypatch.setattr(socket, "create_connection", unresolved)
     address = f"localhost:{unused_port}"
     with (
-        Operator(address, plaintext=True) as operator,
+        Operator(address, NO_TLS) as operator,
         pytest.raises(UnavailableError, match=r"'localhost' .* does not resolve"),
     ):
         operator.runs()
@@ -64,7 +65,7 @@ def test_a_run_of_many_rounds_and_sites_can_be_shown(server: Any) -> None:
             for number in range(sites)
         ]
         server.ledger.open_round(RoundRow(RUN, 1, attempt, 1, 1), tasks)
-    with Operator(server.address, plaintext=True) as operator:
+    with Operator(server.address, NO_TLS) as operator:
         detail, newest = operator.show(RUN), operator.show(RUN, newest=8)
     assert detail.ByteSize() > 6 << 20  # more than one message may have
     assert [(row.attempt, len(row.sites)) for row in detail.rounds] == [(attempt, sites) for attempt in range(1, 13)]
@@ -97,7 +98,7 @@ def test_a_call_that_a_stopping_server_ends_is_as_no_answer() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        with Operator(f"127.0.0.1:{port}", plaintext=True) as operator, pytest.raises(UnavailableError):
+        with Operator(f"127.0.0.1:{port}", NO_TLS) as operator, pytest.raises(UnavailableError):
             operator.sites()
     finally:
         server.stop(None).wait()

@@ -16,6 +16,7 @@ from rich.console import Console
 from tests.support.disturbed_run import RULES, RUN, close_channels, disturbed_run
 from tests.support.raw_client import RawClient
 
+from protofed.common.address import NO_TLS
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, UnavailableError
 from protofed.deploy.cli import main
@@ -43,7 +44,7 @@ def troubled(live_server: Start, recipe_of: RecipeOf) -> Iterator[tuple[Any, lis
 
 
 def connected(server: Any) -> Operator:
-    return Operator(server.address, plaintext=True)
+    return Operator(server.address, NO_TLS)
 
 
 def screen(width: int = 100, height: int = 30) -> Console:
@@ -207,7 +208,7 @@ def test_at_the_start_there_has_to_be_a_server_and_later_it_may_be_silent(
 ) -> None:
     with connected(troubled[0]) as operator, pytest.raises(ConfigError, match="no run 'other'"):
         Watcher(operator, "other")
-    with Operator(f"127.0.0.1:{unused_port}", plaintext=True) as operator, pytest.raises(UnavailableError):
+    with Operator(f"127.0.0.1:{unused_port}", NO_TLS) as operator, pytest.raises(UnavailableError):
         Watcher(operator, RUN)
     now = [1000.0]
     with connected(troubled[0]) as operator:
@@ -219,7 +220,7 @@ def test_at_the_start_there_has_to_be_a_server_and_later_it_may_be_silent(
 
 
 def command(server: Any, *arguments: str) -> tuple[str, ...]:
-    return ("runs", "watch", RUN, "--server", server.address, "--plaintext", *arguments)
+    return ("runs", "watch", RUN, "--server", server.address, "--identity=none", *arguments)
 
 
 @pytest.mark.usefixtures("quick")
@@ -264,7 +265,7 @@ def test_a_run_that_is_started_can_be_watched_as_json_from_its_place_in_the_queu
             operator.abort("behind", "enough")
 
     after(1.0, end)
-    arguments = ["runs", "start", "digits-fednh", "--name=behind", "--watch", "--json", "--plaintext"]
+    arguments = ["runs", "start", "digits-fednh", "--name=behind", "--watch", "--json", "--identity=none"]
     with pytest.raises(SystemExit) as ended:
         main.main([*arguments, "--server", server.address])
     told = [json.loads(line) for line in capfd.readouterr().out.splitlines() if line.startswith("{")]

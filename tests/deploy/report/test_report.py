@@ -18,6 +18,7 @@ from tests.support.disturbed_run import RUN, close_channels, disturbed_run
 from tests.support.policies import standard_with_plain_updates
 
 from protofed.client.policy.policy import Policy
+from protofed.common.address import NO_TLS
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, StateError
 from protofed.deploy.cli import report as cli_report
@@ -361,7 +362,7 @@ def spoken(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[in
 
 
 def test_every_update_that_was_not_used_is_there_with_its_reason(troubled: Any) -> None:
-    with Operator(troubled.address, plaintext=True) as operator:
+    with Operator(troubled.address, NO_TLS) as operator:
         run_record = operator.run_record(RUN)
     _, sections = page(run_record)
     refused = [update for one in run_record["rounds"] for task in one["tasks"] for update in task["refused"]]
@@ -390,7 +391,7 @@ def test_what_a_site_says_is_text_and_nothing_else(plain: dict[str, Any]) -> Non
 
 
 def test_the_server_says_what_its_folder_says(troubled: Any, tmp_path: Path, spoken: Any) -> None:
-    with Operator(troubled.address, plaintext=True) as operator:
+    with Operator(troubled.address, NO_TLS) as operator:
         assert operator.run_record(RUN) == cli_report.read_run_record(tmp_path / "server", RUN)
         number, data = operator.state(RUN)
         assert (number, data) == (1, troubled.blobs.get(troubled.runs.current.published.address))
@@ -398,12 +399,12 @@ def test_the_server_says_what_its_folder_says(troubled: Any, tmp_path: Path, spo
         for call in (operator.run_record, operator.state):
             with pytest.raises(ConfigError, match="no run 'other'"):
                 call("other")
-    remote = spoken("report", RUN, "--server", troubled.address, "--plaintext", "--json")
+    remote = spoken("report", RUN, "--server", troubled.address, "--identity=none", "--json")
     local = spoken("report", "--state", tmp_path / "server", "--json")
     assert remote[0] == local[0] == 0
     assert json.loads(remote[1]) == json.loads(local[1])
     out = tmp_path / "there" / "is.html"
-    assert spoken("report", RUN, "--server", troubled.address, "--plaintext", "--out", out)[0] == 0
+    assert spoken("report", RUN, "--server", troubled.address, "--identity=none", "--out", out)[0] == 0
     assert out.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 

@@ -68,9 +68,7 @@ def lines(state: Path) -> list[tuple[str, dict[str, Any]]]:
     ("took_part", "status", "act"),
     [(True, ApprovalStatus.WITHDRAWN, Act.WITHDRAW), (False, ApprovalStatus.DENIED, Act.DENY)],
 )
-@pytest.mark.parametrize("command", ["withdraw", "deny"])
-def test_both_words_take_a_site_out_and_the_record_says_whether_it_had_taken_part(
-    command: str,
+def test_a_site_is_out_and_the_record_says_whether_it_had_taken_part(
     took_part: bool,
     status: ApprovalStatus,
     act: Act,
@@ -81,7 +79,7 @@ def test_both_words_take_a_site_out_and_the_record_says_whether_it_had_taken_par
 ) -> None:
     if took_part:
         approvals.record_task(Assignment(recipe.name, recipe.wire()))
-    assert run(command, recipe.name, "--state", tmp_path, "--yes")[0] == 0
+    assert run("deny", recipe.name, "--state", tmp_path, "--yes")[0] == 0
     assert approvals.status(recipe.name, recipe.wire()) is status
     ((event, facts),) = lines(tmp_path)
     assert (event, facts["by"], facts["run"]) == (act.value, "ann", recipe.name)
@@ -97,7 +95,7 @@ def test_a_site_that_takes_part_is_asked_first(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Answers("n\n"))
     approvals.record_task(Assignment(recipe.name, recipe.wire()))
-    assert run("withdraw", recipe.name, "--state", tmp_path)[0] == 1
+    assert run("deny", recipe.name, "--state", tmp_path)[0] == 1
     assert approvals.status(recipe.name, recipe.wire()) is ApprovalStatus.WAITING
     assert not (tmp_path / AUDIT_FILE).exists()
 
@@ -119,7 +117,7 @@ def test_the_command_returns_once_the_daemon_has_carried_it_out(
     thread = threading.Thread(target=daemon)
     thread.start()
     try:
-        code, out, _ = run("withdraw", recipe.name, "--state", tmp_path, "--yes")
+        code, out, _ = run("deny", recipe.name, "--state", tmp_path, "--yes")
     finally:
         seen.set()
         thread.join()
@@ -134,7 +132,7 @@ def test_a_daemon_that_does_not_look_is_told_of(
 ) -> None:
     monkeypatch.setattr(orders, "WAIT_S", 0.0)
     lock = files.Lock(tmp_path)
-    code, out, _ = run("withdraw", recipe.name, "--state", tmp_path, "--yes")
+    code, out, _ = run("deny", recipe.name, "--state", tmp_path, "--yes")
     lock.release()
     assert (code, "has not confirmed it" in out) == (0, True)
     assert approvals.status(recipe.name, recipe.wire()) is ApprovalStatus.DENIED
@@ -143,17 +141,17 @@ def test_a_daemon_that_does_not_look_is_told_of(
 def test_what_was_handed_in_before_is_listed_or_that_nothing_was(
     run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path
 ) -> None:
-    assert "nothing of it was handed in" in run("withdraw", recipe.name, "--state", tmp_path, "--yes")[1]
+    assert "nothing of it was handed in" in run("deny", recipe.name, "--state", tmp_path, "--yes")[1]
     state = shutil.copytree(GOLDEN, tmp_path / "site-1")
     before = verify(state / AUDIT_FILE)
-    code, out, _ = run("withdraw", "kept", "--state", state, "--yes")
+    code, out, _ = run("deny", "kept", "--state", state, "--yes")
     assert code == 0
     assert {"updates, rounds 1 to 2", "scores, rounds 1 to 2"} <= {line.strip() for line in out.splitlines()}
     assert [event for event, _ in lines(state)][before:] == ["withdrawn"]  # it has the run's folder: it took part
 
 
 def test_an_approval_takes_it_back(run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path) -> None:
-    run("withdraw", recipe.name, "--state", tmp_path, "--yes")
+    run("deny", recipe.name, "--state", tmp_path, "--yes")
     assert run("approve", recipe.name, "--state", tmp_path, "--yes")[0] == 0
     assert approvals.status(recipe.name, recipe.wire()) is ApprovalStatus.APPROVED
     assert [event for event, _ in lines(tmp_path)] == ["denied", "approved"]
@@ -161,9 +159,8 @@ def test_an_approval_takes_it_back(run: Run, approvals: Approvals, recipe: Recip
     assert (row["approval"], row["decided_by"], row["who"]) == ("approved", "person", "ann")
 
 
-@pytest.mark.parametrize("command", ["withdraw", "deny"])
-def test_an_unknown_run_is_named(command: str, run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path) -> None:
-    code, _, err = run(command, recipe.name + "x", "--state", tmp_path, "--yes")
+def test_an_unknown_run_is_named(run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path) -> None:
+    code, _, err = run("deny", recipe.name + "x", "--state", tmp_path, "--yes")
     assert (code, f"did you mean '{recipe.name}'?" in err) == (ConfigError.exit_code, True)
 
 
@@ -282,7 +279,7 @@ def test_an_end_that_is_none_is_refused(text: str, run: Run, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "arguments", [("pause",), ("resume",), ("runs",), *((word, "lesions") for word in ("withdraw", "deny", "approve"))]
+    "arguments", [("pause",), ("resume",), ("runs",), *((word, "lesions") for word in ("deny", "approve"))]
 )
 def test_a_folder_that_is_not_there_is_not_made(arguments: tuple[str, ...], run: Run, tmp_path: Path) -> None:
     code, _, err = run(*arguments, "--state", tmp_path / "elsewhere")

@@ -204,10 +204,10 @@ def test_only_scores_that_the_policy_names_leave_and_each_says_what_it_tells(rec
     assert sentences.keys() == {name for names in plan.scalars.values() for name in names}
     assert f"personal.pm_l: {sentences['personal.pm_l']}" in shown
     assert sentences["personal.pm_v"] not in shown  # it stays
-    assert "protofed client scores" in shown
+    assert "protofed client runs" in shown
     everything = printed(site_plan(recipe_of("fednh")), 100)
     assert all(sentence in " ".join(everything.split()) for sentence in sentences.values())
-    assert "protofed client scores" not in everything
+    assert "protofed client runs" not in everything
 
 
 def test_the_first_model_is_judged_apart_and_one_that_is_not_named_never_run(recipe_of: RecipeOf) -> None:

@@ -393,9 +393,7 @@ def test_the_end_tells_the_last_rounds_or_says_that_they_are_missing(run_ledger:
         absent = Follower(run_ledger.url, Away(99), 3600.0)
         absent.start()
         absent.stop()
-    assert [entry["event"] for entry in logs] == [
-        "a tracker lacks the newest rounds; `protofed tracking sync` adds them"
-    ]
+    assert [entry["event"] for entry in logs] == ["a tracker lacks the newest rounds; `protofed tracking` adds them"]
 
 
 def test_a_process_that_goes_on_writes_one_file_and_a_run_that_waits_has_none(

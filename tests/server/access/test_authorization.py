@@ -141,7 +141,7 @@ def test_a_live_connection_ends_with_its_certificate(
     clock.now += 3 * 86_400.0 - 1
     access.check(peer, "Federation", enroll("ann"))
     clock.now += 2
-    with pytest.raises(DeniedError, match=r"expired on 2030-01-04T00:00:00Z; renew it: protofed certs renew"):
+    with pytest.raises(DeniedError, match=r"expired on 2030-01-04T00:00:00Z; renew it: protofed certs request --renew"):
         access.check(peer, "Federation", enroll("ann"))
     clock.now -= 9 * 86_400.0
     with pytest.raises(DeniedError, match=r"is not valid before 2029-12-31T00:00:00Z"):

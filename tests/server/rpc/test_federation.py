@@ -17,6 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 from tests.support.raw_client import FEDERATION, MODEL, RawClient, refused
 
 from protofed.common import codec
+from protofed.common.address import NO_TLS
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import DiskFailureError
 from protofed.common.payload import Part
@@ -78,7 +79,7 @@ def test_a_daemon_without_a_run_waits_until_one_is_queued(
     server: Any, connect: Callable[..., RawClient], recipe_of: Callable[..., Recipe]
 ) -> None:
     site = connect().enroll()
-    with Operator(server.address, plaintext=True) as operator:
+    with Operator(server.address, NO_TLS) as operator:
         operator.abort(RUN, "enough")
         waiting = site.raw("Enroll", site.enrolment(wait_s=20.0).SerializeToString())
         assert not waiting.done()
@@ -95,7 +96,7 @@ def test_a_daemon_that_waits_for_a_run_is_told_of_a_list_of_partners_at_once(
     partners = tuple(Partner(site, site, digit * 64) for site, digit in (("ann", "a"), ("bob", "b"), ("cleo", "c")))
     document = Consortium(1, "The Hub", partners).document
     site = connect().enroll()
-    with Operator(server.address, plaintext=True) as operator:
+    with Operator(server.address, NO_TLS) as operator:
         operator.abort(RUN, "enough")
         asking = site.enrolment(wait_s=1e5)
         asking.identity = "a" * 64
@@ -112,7 +113,7 @@ def test_a_daemon_that_does_not_wait_for_a_run_is_told_at_once_that_there_is_non
 ) -> None:
     """As one of 0.2.0 and one that ends with the runs."""
     site = connect().enroll()
-    with Operator(server.address, plaintext=True) as operator:
+    with Operator(server.address, NO_TLS) as operator:
         operator.abort(RUN, "enough")
     assert site.say("Enroll", site.enrolment(), timeout=10.0).WhichOneof("answer") == "finished"
     short = site.say("Enroll", site.enrolment(wait_s=0.05), timeout=10.0)

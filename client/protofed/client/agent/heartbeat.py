@@ -87,7 +87,7 @@ class Heartbeat(threading.Thread):
 class DecisionWatch(threading.Thread):
     """Ends the work for a run that the site has left, then moves all decisions to the audit log.
 
-    In this order: a decision that is in the audit log has taken effect, which `protofed client withdraw` waits for.
+    In this order: a decision that is in the audit log has taken effect, which `protofed client deny` waits for.
 
     Args:
         status: what the agent is doing; `left_run` is set in it, which ends a fit.

@@ -142,7 +142,7 @@ class Policy:
         if version is None:
             raise PolicyViolationError(
                 f"no policy at {path}: a site takes part only under a policy; start from a copy of one that comes with "
-                "protofed (`protofed policies show standard > policy.toml`), or name one: `--policy standard`"
+                "protofed (`protofed policies standard > policy.toml`), or name one: `--policy standard`"
             )
         rules = read_toml(path, PolicyRules)
         if unsent := rules.parts & NOT_ON_THE_WIRE:

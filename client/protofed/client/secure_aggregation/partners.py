@@ -37,7 +37,7 @@ from protofed.common.storage.journal import Fact
 
 log = structlog.get_logger()
 CONFIRMED, OFFERED, MET = "consortium.json", "consortium-offered.json", "met-sites.json"  # in the state folder
-CONFIRM = "`protofed client consortium confirm CODE`"
+CONFIRM = "`protofed client consortium --confirm CODE`"
 T = TypeVar("T")
 IDENTITY_FILE = "sum-identity.pem"
 Record: TypeAlias = Callable[[str, Mapping[str, Fact]], None]
@@ -165,7 +165,7 @@ def load_identity(folder: Path) -> Ed25519PrivateKey:
     if not isinstance(key, Ed25519PrivateKey):
         raise StateError(
             f"{path} holds no Ed25519 key; restore it, or remove it to have another one, for which all partners must "
-            "then confirm a new list (`protofed consortium offer`)"
+            "then confirm a new list (`protofed consortium --offer`)"
         )
     return key
 
@@ -319,19 +319,19 @@ class Partners:
         if offered is None:
             raise ConfigError(
                 "the server has offered no list of partners to this daemon: the coordinator makes one with `protofed "
-                "consortium offer` once all daemons have started; this one must run, to be given it"
+                "consortium --offer` once all daemons have started; this one must run, to be given it"
             )
         before = None if confirmed is None else confirmed.consortium
         if before is not None and offered.number <= before.number and offered != before:
             raise ConfigError(
                 f"the server offers list {offered.number}; list {before.number} was confirmed here, and no site goes "
-                "back: the coordinator offers a new one with `protofed consortium offer`"
+                "back: the coordinator offers a new one with `protofed consortium --offer`"
             )
         if own not in offered.identities.values():
             raise ConfigError(
                 f"list {offered.number} is without this site's key. If another key stands in this site's name, "
                 "somebody stands in for this site: do not confirm it, and tell the other hospitals. If this folder "
-                "is new, the coordinator offers a new list (`protofed consortium offer`)"
+                "is new, the coordinator offers a new list (`protofed consortium --offer`)"
             )
         if differs := offered.differences(code):
             raise ConfigError(
@@ -411,8 +411,8 @@ def _is_known(known: Pins, advert: KeyAdvert) -> bool:
         raise SecureAggregationError(
             "changed-identity",
             f"{advert.site} has another identity than when it was first met here, {met.at}: its state folder is new, "
-            "or somebody stands in for it. Let all sites confirm a list (`protofed consortium offer`), or, with public "
-            f"data, remove {MET} from the state folder",
+            "or somebody stands in for it. Let all sites confirm a list (`protofed consortium --offer`), or, with "
+            f"public data, remove {MET} from the state folder",
         )
     return True
 

@@ -223,5 +223,7 @@ def _read(path: Path, adapter: TypeAdapter[T]) -> T:
         return adapter.validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is damaged"
-        remedy = "`protofed client consortium forget-group`" if path.name == GROUP else "remove it once the run is over"
+        remedy = (
+            "`protofed client consortium --forget-group`" if path.name == GROUP else "remove it once the run is over"
+        )
         raise StateError(f"{path} cannot be read ({why}); restore it, or {remedy}") from error

@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
-from protofed.common.address import is_loopback
+from protofed.common.address import IdentityChoice, is_loopback
 from protofed.common.config.data import Data, data_folder
 from protofed.common.config.tables import Secret, StrictModel
 from protofed.common.config.toml_files import explain, read_table
@@ -70,7 +70,7 @@ def _anchored_value(value: Any, kinds: Sequence[Any], folder: Path, key: str) ->
         for model in (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)):
             value = anchored(value, model, folder)
         return value
-    if not isinstance(value, str | Path):
+    if not isinstance(value, str | Path) or value in kinds:  # or a word that stands for no path
         return value
     if Path in kinds:
         return _below(folder, value, key)
@@ -267,8 +267,8 @@ class ServerSettings(BaseSettings):
     # files, or shipped names; queued at the start, if the ledger does not know them; more by `protofed runs start`
     recipes: list[NameOrFile] = []
     listen: str = "127.0.0.1:7443"  # host:port; port 0 takes a free one
-    identity: Path | None = None  # folder with the server's certificate, and `operators/` with the first operators'
-    plaintext: bool = False  # in place of an identity, on a loopback address only
+    # folder with the server's certificate, and `operators/` with the first operators'; "none": no TLS, loopback only
+    identity: IdentityChoice = None
     max_connections: Annotated[int, Field(ge=1)] = 4096  # silent ones leave after 10 s; the process's limit may be less
     state: Path = Path("protofed-server")  # ledger, blobs, journal and audit
     ledger: DatabaseUrl | None = None  # URL of a database, as postgresql+psycopg://…; None: SQLite in the state folder
@@ -300,8 +300,7 @@ class ClientSettings(BaseSettings):
     )
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     threads: Annotated[int, Field(ge=1)] | None = None  # of PyTorch on the CPU
-    identity: Path | None = None  # folder with cert.pem, key.pem and ca.pem
-    plaintext: bool = False  # in place of an identity; only on this machine
+    identity: IdentityChoice = None  # folder with cert.pem, key.pem and ca.pem; "none": no TLS, on this machine only
     metrics: Monitoring | None = None  # where /metrics and /readyz are answered; None: nowhere
     when_revoked: Literal["end", "wait"] = "end"  # exit (76), or wait for a new certificate, as the images do
     proxy: Secret | None = None  # http://[user:password@]host:port, on the way to the server

@@ -201,7 +201,7 @@ def differences(text: str, fingerprint: str) -> list[int]:
     else:
         raise ConfigError(
             f"code {short(text)!r}: expected four groups of four, such as K7QF-2M4X-9RTA-HWZC, as `protofed certs "
-            "request` prints them where the key is, and `protofed consortium offer`; or the fingerprint's 64 "
+            "request` prints them where the key is, and `protofed consortium --offer`; or the fingerprint's 64 "
             "hexadecimal digits"
         )
     return [number for number, (ours, theirs) in enumerate(pairs, 1) if ours != theirs]

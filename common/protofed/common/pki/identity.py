@@ -317,7 +317,7 @@ def _usage(party: Party) -> str:
 
 
 def _advice(folder: Path) -> str:
-    return f"ask for a new one by `protofed certs renew --identity {folder}`"
+    return f"ask for a new one by `protofed certs request --renew --identity {folder}`"
 
 
 _PURPOSE = b"protofed secure aggregation identity"

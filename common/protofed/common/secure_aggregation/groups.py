@@ -18,7 +18,7 @@ Group: TypeAlias = tuple[SiteId, ...]  # sorted
 Groups: TypeAlias = tuple[Group, ...]  # no site is in two; sorted
 _FORGET = (
     "If the sites have agreed on other groups, since one of them has left for good or a study needs larger ones, a "
-    "person at each of them runs `protofed client consortium forget-group`"
+    "person at each of them runs `protofed client consortium --forget-group`"
 )
 
 

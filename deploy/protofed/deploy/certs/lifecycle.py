@@ -278,7 +278,8 @@ def check_issue(folder: Path, party: Party, name: str, hosts: Sequence[str] = ()
     """
     if certs_files.is_there(folder / CERTIFICATE):
         raise ConfigError(
-            f"{folder} has a certificate already; `protofed certs renew --identity {folder}` asks for the next one"
+            f"{folder} has a certificate already; `protofed certs request --renew --identity {folder}` asks for the "
+            "next one"
         )
     check_id(party, name)
     check_hosts(party, hosts)

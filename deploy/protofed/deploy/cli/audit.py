@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from protofed.common.errors import ConfigError
-from protofed.deploy.cli.options import AsJson, print_json, say
+from protofed.deploy.cli.options import SELDOM, AsJson, print_json, say
 
 Archive = Annotated[Path | None, typer.Option(help="Folder to which `audit archive` moved the log's oldest files.")]
 audit = typer.Typer(no_args_is_help=True, help="Check and read the audit log of a site or a server.")
@@ -100,7 +100,7 @@ def show(
         console.print(part)
 
 
-@audit.command("archive")
+@audit.command("archive", rich_help_panel=SELDOM)
 def archive(
     path: Annotated[Path, typer.Argument(metavar="STATE", help="State folder with an audit log.")],
     into: Annotated[Path, typer.Option(metavar="FOLDER", help="Archive of this log alone; made if it is missing.")],

@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from rich.measure import Measurement
 
 from protofed.common.errors import ConfigError
-from protofed.deploy.cli.options import AsJson, print_json
+from protofed.deploy.cli.options import SELDOM, AsJson, print_json
 
 if TYPE_CHECKING:
     from protofed.common.pki.identity import Party
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from protofed.deploy.certs.request import Request
     from protofed.deploy.cli.certs_output import Output
 
+OPERATOR_IDENTITY = "The operator's identity folder; none: no TLS to --server, loopback only."
 FIRST_OPERATORS = "operators"  # in the server's identity folder, as the server reads it
 
 
@@ -38,7 +39,7 @@ class Local:
 def init(
     ca: Ca,
     name: Annotated[str, typer.Option(help="The CA's display name.")] = "protofed CA",
-    days: Annotated[int, typer.Option(min=1, max=36500, help="Days the CA is valid.")] = 3650,
+    days: Annotated[int, typer.Option(min=1, max=36500, help="Days the CA is valid.", rich_help_panel=SELDOM)] = 3650,
     passphrase_file: Passphrase = None,
     server_name: ServerName = None,
     host: Host = None,
@@ -94,9 +95,9 @@ def issue(
     passphrase_file: Passphrase = None,
     server: Online = None,
     operator_identity: Annotated[
-        Path | None, typer.Option(envvar="PROTOFED_OPERATOR_IDENTITY", help="The operator's identity folder.")
+        str | None,
+        typer.Option(envvar="PROTOFED_OPERATOR_IDENTITY", metavar="FOLDER|none", help=OPERATOR_IDENTITY),
     ] = None,
-    plaintext: Plaintext = False,
     as_json: AsJson = False,
 ) -> None:
     """Make the identity of a party on the CA's own machine: key, certificate and installation in one step.
@@ -117,7 +118,7 @@ def issue(
     check_issue(party.folder, party.party, party.name, party.hosts)
     output = certs_output.Output(as_json)
     issued = _issue(_read_authority(ca, passphrase_file), party, days, output, renewal=renewal)
-    to = None if server is None else certs_output.Connection(server, operator_identity, plaintext)
+    to = None if server is None else certs_output.Connection(server, operator_identity)
     registration = certs_output.Registration(roles, renewal)
     registered = certs_output.register_or_tell(issued, identity / CERTIFICATE, registration, to, output)
     output.result({"identity": str(identity), **certs_output.plain(issued), "registered": registered})
@@ -158,7 +159,8 @@ Online = Annotated[
     str | None, typer.Option("--server", help="host:port of a server; without it, no connection is made.")
 ]
 OperatorIdentity = Annotated[
-    Path | None, typer.Option("--identity", envvar="PROTOFED_OPERATOR_IDENTITY", help="The operator's identity folder.")
+    str | None,
+    typer.Option("--identity", envvar="PROTOFED_OPERATOR_IDENTITY", metavar="FOLDER|none", help=OPERATOR_IDENTITY),
 ]
 Renewal = Annotated[bool, typer.Option("--renewal", help="Allow that the name has a certificate that is still valid.")]
 Roles = Annotated[
@@ -167,7 +169,6 @@ Roles = Annotated[
         "--role", help="trainer or evaluator; of an operator: operator. May be repeated; a site's default: trainer."
     ),
 ]
-Plaintext = Annotated[bool, typer.Option("--plaintext", help="No TLS to --server; loopback only.")]
 
 
 MEASURED = 500  # characters; wider than any table of certificates
@@ -188,6 +189,9 @@ def request(
         str | None, typer.Option("--server-name", "--server", help="Request for the server with this name.")
     ] = None,
     host: Host = None,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="A new key for the same name; the certificate stays in use until `install`.")
+    ] = False,
     out: RequestOut = None,
     as_json: AsJson = False,
 ) -> None:
@@ -198,24 +202,17 @@ def request(
     Example: `protofed certs request --site hospital-a --identity identity`
     """
     from protofed.common.pki.identity import Party
-    from protofed.deploy.certs.lifecycle import request
+    from protofed.deploy.certs import lifecycle
     from protofed.deploy.cli.certs_output import Output, choose_party
 
-    party, name = choose_party({Party.SITE: site, Party.OPERATOR: operator, Party.SERVER: server})
-    _write_request(request(identity, party, name, host or ()), identity, out, Output(as_json))
-
-
-@certs.command("renew")
-def renew(identity: Identity, out: RequestOut = None, as_json: AsJson = False) -> None:
-    """Create a new key and a request for the same name. The current certificate stays in use until `install`.
-
-    Example: `protofed certs renew --identity identity --out north.request`
-    """
-    from protofed.deploy.certs.lifecycle import renew
-    from protofed.deploy.cli.certs_output import Output
-
-    output = Output(as_json)
-    _write_request(renew(identity), identity, out, output)
+    options, output = {Party.SITE: site, Party.OPERATOR: operator, Party.SERVER: server}, Output(as_json)
+    if not renew:
+        pem = lifecycle.request(identity, *choose_party(options), host or ())
+        _write_request(pem, identity, out, output)
+        return
+    if host or any(options.values()):
+        raise ConfigError("--renew keeps the name and the hosts of the certificate in --identity; give no others")
+    _write_request(lifecycle.renew(identity), identity, out, output)
     output.say("say that it is a renewal: they sign it with --renewal")
 
 
@@ -235,13 +232,14 @@ def sign(
     ] = None,
     renewal: Renewal = False,
     days: CertificateDays = 365,
-    also: Annotated[Path | None, typer.Option(help="Another CA's ca.pem that the party should also trust.")] = None,
+    also: Annotated[
+        Path | None, typer.Option(help="Another CA's ca.pem that the party should also trust.", rich_help_panel=SELDOM)
+    ] = None,
     out: BundleOut = None,
     passphrase_file: Passphrase = None,
     role: Roles = None,
     server: Online = None,
     identity: OperatorIdentity = None,
-    plaintext: Plaintext = False,
     as_json: AsJson = False,
 ) -> None:
     """Sign a request after comparing the code of its key by telephone. With --server, also register it there.
@@ -267,20 +265,19 @@ def sign(
     output.say(f"signed: {certs_output.dates(signed)}")
     output.say(f"CA: {authority_name(signing.certificate)}; read its code to them: `protofed certs install` shows it")
     output.say(f"send {path} back: `protofed certs install` takes it")
-    to = None if server is None else certs_output.Connection(server, identity, plaintext)
+    to = None if server is None else certs_output.Connection(server, identity)
     registration = certs_output.Registration(roles, renewal)
     registered = certs_output.register_or_tell(signed, path, registration, to, output)
     output.result({"bundle": str(path), **certs_output.plain(signed), "registered": registered})
 
 
-@certs.command("register")
+@certs.command("register", rich_help_panel=SELDOM)
 def register(
     bundle: Annotated[Path, typer.Argument(help="The bundle that `sign` wrote, or an identity folder's cert.pem.")],
     role: Roles = None,
     renewal: Renewal = False,
     server: Server = None,
     identity: OperatorIdentity = None,
-    plaintext: Plaintext = False,
     as_json: AsJson = False,
 ) -> None:
     """Register a certificate at the server in its roles; once more, with --role, changes them.
@@ -295,7 +292,7 @@ def register(
     signed = read_bundle(files.read(bundle), str(bundle), with_authorities=False)
     output = certs_output.Output(as_json)
     registration = certs_output.Registration(check_roles(signed.certificate.party, role or ()), renewal)
-    to = certs_output.Connection(_required(server), identity, plaintext)
+    to = certs_output.Connection(_required(server), identity)
     roles = certs_output.register(signed, bundle, registration, to, output)
     output.result({**certs_output.plain(signed), "registered": roles})
 
@@ -332,7 +329,6 @@ def revoke(
     reason: Annotated[str, typer.Option(help="Why; shown to whoever still uses it.")],
     server: Server = None,
     identity: OperatorIdentity = None,
-    plaintext: Plaintext = False,
     as_json: AsJson = False,
 ) -> None:
     """Revoke a certificate; the server refuses its next call.
@@ -343,7 +339,7 @@ def revoke(
     from protofed.deploy.cli.certs_output import Connection, Output
 
     output = Output(as_json)
-    with Connection(_required(server), identity, plaintext).open() as operator:
+    with Connection(_required(server), identity).open() as operator:
         revoked = operator.revoke(certificate, reason)
     for entry in revoked:
         output.say(
@@ -358,7 +354,6 @@ def list_certificates(
     identity: OperatorIdentity = None,
     ca: Annotated[Path | None, typer.Option(help="The CA's folder: list what it has signed.")] = None,
     server: Online = None,
-    plaintext: Plaintext = False,
     as_json: AsJson = False,
 ) -> None:
     """List certificates and their dates: of an identity folder, of a CA (--ca), or of a server (--server).
@@ -371,10 +366,10 @@ def list_certificates(
     if ca is not None:
         rows = table.of_authority(ca)
     elif server is not None:
-        with Connection(server, identity, plaintext).open() as operator:
+        with Connection(server, identity).open() as operator:
             rows = table.of_server(operator.certificates())
     elif identity is not None:
-        rows = table.of_identity(identity)
+        rows = table.of_identity(Path(identity))
     else:
         raise ConfigError("expected --identity FOLDER, --ca FOLDER, or --server host:port with --identity FOLDER")
     now = datetime.now(UTC)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from protofed.common.address import choose_identity
 from protofed.common.errors import ConfigError, ProtofedError
 from protofed.deploy.cli.options import print_json
 
@@ -66,8 +67,7 @@ class Connection:
     """How an operator reaches a server."""
 
     server: str
-    identity: Path | None
-    plaintext: bool
+    identity: str | None
 
     def open(self) -> Operator:
         """Connect as the operator.
@@ -77,7 +77,7 @@ class Connection:
         """
         from protofed.deploy.operator import connection
 
-        return connection.Operator(self.server, identity=self.identity, plaintext=self.plaintext)
+        return connection.Operator(self.server, choose_identity(self.identity))
 
 
 def register_or_tell(

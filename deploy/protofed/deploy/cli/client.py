@@ -18,6 +18,7 @@ from protofed.deploy.cli.client_check import PlanView, check, plan_view
 from protofed.deploy.cli.consortium import client_consortium
 from protofed.deploy.cli.init import init_client
 from protofed.deploy.cli.options import (
+    SELDOM,
     AsJson,
     Metrics,
     Set,
@@ -25,7 +26,6 @@ from protofed.deploy.cli.options import (
     UntilFinished,
     Yes,
     confirm,
-    health,
     log_as_daemon,
     print_json,
     say,
@@ -62,15 +62,24 @@ def start(
         int | None, typer.Option(help="This site's index in the partition of the data, from 0.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
-    identity: Annotated[Path | None, typer.Option(help="Folder with the site's cert.pem, key.pem and ca.pem.")] = None,
-    plaintext: Annotated[bool, typer.Option("--plaintext", help="No TLS; only on this machine.")] = False,
+    identity: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER|none",
+            help="Folder with the site's cert.pem, key.pem and ca.pem; none: no TLS, on this machine only.",
+        ),
+    ] = None,
     proxy: Annotated[
-        str | None, typer.Option(help="http://host:port. With a password: PROTOFED_CLIENT_PROXY or --settings.")
+        str | None,
+        typer.Option(
+            help="http://host:port. With a password: PROTOFED_CLIENT_PROXY or --settings.", rich_help_panel=SELDOM
+        ),
     ] = None,
     metrics: Metrics = None,
     until_finished: UntilFinished = False,
     give_up_after: Annotated[
-        float | None, typer.Option(help="Exit after this many seconds without an answer; default: never.")
+        float | None,
+        typer.Option(help="Exit after this many seconds without an answer; default: never.", rich_help_panel=SELDOM),
     ] = None,
 ) -> None:
     """Run the site's daemon: it waits for runs of the server and trains on the site's data.
@@ -91,7 +100,6 @@ def start(
         "partition_index": partition_index,
         "device": device,
         "identity": identity,
-        "plaintext": plaintext or None,
         "proxy": proxy,
     }
     options |= {"metrics": metrics}
@@ -100,6 +108,7 @@ def start(
 
 
 client.command("check")(check)
+client.command("consortium")(client_consortium)
 
 
 @client.command("preview")
@@ -140,7 +149,7 @@ def approve(
 ) -> None:
     """Show what a run asks and what it would send, then approve it: this recipe only; a changed one must be again.
 
-    Takes back `client deny` and `client withdraw`, too.
+    Takes back `client deny`, too.
 
     Exit code 77 if the policy refuses.
 
@@ -171,11 +180,23 @@ Run = Annotated[str, typer.Argument(help="An offered run; `protofed client runs`
 
 
 @client.command("runs")
-def runs(state: State, as_json: AsJson = False) -> None:
-    """List the runs that the server offered to this site, and who approved, denied or left each, and when.
+def runs(
+    state: State,
+    run: Annotated[str | None, typer.Argument(help="A run, for its scores; default: list all.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print it as JSON; of a run with the scores of single classes.")
+    ] = False,
+) -> None:
+    """List the runs that the server offered, and who approved, denied or left each; of one run, the site's own scores.
+
+    Only what `metrics` of the site's policy names is sent, and in a secure aggregation `aggregated_metrics`. What was
+    sent is read from the site's audit log.
 
     Example: `protofed client runs --state /var/lib/protofed`
     """
+    if run is not None:
+        _show_scores(state, run, as_json)
+        return
     from protofed.client.secure_aggregation.partners import Partners
     from protofed.deploy.site import offered_runs, orders
     from protofed.deploy.site.partners import PartnersView
@@ -195,20 +216,12 @@ def runs(state: State, as_json: AsJson = False) -> None:
         say(f"this site is {pause}: it takes no task of any run")
 
 
-@client.command("withdraw")
-def withdraw(run: Run, state: State, yes: Yes = False) -> None:
-    """Leave a run now: a fit in progress stops, and nothing more of the run leaves this site, until `client approve`.
-
-    What was handed in before stays with the server; the command lists it. The daemon may be running, or not.
-
-    Example: `protofed client withdraw lesions --state /var/lib/protofed`
-    """
-    _leave(run, state, yes=yes)
-
-
 @client.command("deny")
 def deny(run: Run, state: State, yes: Yes = False) -> None:
-    """Refuse a run, whatever the policy says, until `client approve`. A run that has started is left: see `withdraw`.
+    """Refuse a run, whatever the policy says, or leave one that has started. `client approve` takes it back.
+
+    A fit in progress stops, and nothing more of the run is sent. What was sent before stays with the server; the
+    command lists it. The daemon may be running, or not.
 
     Example: `protofed client deny lesions --state /var/lib/protofed`
     """
@@ -291,42 +304,31 @@ def _handed_in_lines(sent: HandedIn, state: Path, run: str) -> list[str]:
 NO_SCORES = "none yet: the site has taken part in no round, or in none since this version keeps its scores"
 
 
-@client.command("scores")
-def scores(
-    state: Annotated[Path, typer.Option(help="The state folder of the site's daemon.")],
-    run: Annotated[str | None, typer.Argument(help="A run; default: the one that was scored last.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print it as JSON, with the scores of single classes.")
-    ] = False,
-) -> None:
-    """Show the site's own scores by round, what each means, and which of them left the site and which stayed.
-
-    Only what `metrics` of the site's policy names is sent, and in a secure aggregation `aggregated_metrics`; what was
-    sent is read from the site's audit log. Scores of single classes are in --json only.
-
-    Example: `protofed client scores --state /var/lib/protofed`
-    """
+def _show_scores(state: Path, run: str, as_json: bool) -> None:
     from protofed.client.state.own_scores import FOLDER, OwnScores
     from protofed.client.transport.audit import FILE
-    from protofed.deploy.audit.reader import HandedIn, handed_in
-    from protofed.deploy.site import orders
+    from protofed.deploy.audit.reader import handed_in
+    from protofed.deploy.site import offered_runs, orders
     from protofed.deploy.site.own_scores import ScoresView
 
     orders.check_state(state)
     stored = OwnScores(state / FOLDER)
-    if run is None:
-        run = next(reversed(stored.runs()), None)
-    view = ScoresView([], HandedIn()) if run is None else ScoresView(stored.rounds(run), handed_in(state / FILE, run))
+    rows = [row for row in offered_runs.all_runs(orders.open_approvals(state)) if row["run"] == run]
+    no_scores = bool(rows) and run not in stored.runs()
+    view = ScoresView([] if no_scores else stored.rounds(run), handed_in(state / FILE, run))
     if as_json:
         print_json({"run": run, **view.plain()})
-    elif run is None:
-        console.print(NO_SCORES, highlight=False)
-    else:
-        console.print(f"[bold]{run}[/bold]", highlight=False)
-        for table in view.tables(console.width):
-            console.print(table)
-        for line in view.legend():
-            console.print(line, highlight=False, markup=False)
+        return
+    for row in rows:
+        for line in offered_runs.run_lines(row, console.width):
+            say(line)
+    if no_scores:
+        say(NO_SCORES)
+        return
+    for table in view.tables(console.width):
+        console.print(table)
+    for line in view.legend():
+        console.print(line, highlight=False, markup=False)
 
 
 NOTHING_SPENT = "nothing: this site has started no fit of a run with noise (plan.dp)"
@@ -391,6 +393,4 @@ RUNS = [Column(head, cell, wraps=True, overflow="ellipsis") for head, cell in CE
 
 
 client.command("page")(page)
-client.add_typer(client_consortium, name="consortium")
 client.command("doctor")(doctor.of_client(start))
-client.command("health")(health)

@@ -10,17 +10,22 @@ from typing import Annotated
 import typer
 
 from protofed.deploy.cli import completion
-from protofed.deploy.cli.options import DryRun, Set, show_dry_run
+from protofed.deploy.cli.options import SELDOM, DryRun, Set, show_dry_run
 
 Ray = Annotated[
     str | None,
     typer.Option(
-        help="Run on the Ray cluster at this address; auto: that of RAY_ADDRESS; local: a new one on this machine."
+        help="Run on the Ray cluster at this address; auto: that of RAY_ADDRESS; local: a new one on this machine.",
+        rich_help_panel=SELDOM,
     ),
 ]
 GpusPerJob = Annotated[
     float | None,
-    typer.Option(min=0, help="With --ray: GPUs per job, 0.5 for two jobs on each GPU; default: 1 with --device cuda."),
+    typer.Option(
+        min=0,
+        help="With --ray: GPUs per job, 0.5 for two jobs on each GPU; default: 1 with --device cuda.",
+        rich_help_panel=SELDOM,
+    ),
 ]
 
 
@@ -79,12 +84,20 @@ def compare(
         str | None,
         typer.Option(
             help="Score that chooses, as personal.pm_v; of several with commas, the first that a recipe's runs have. "
-            "Default: the first that all have of balanced accuracy of the global model, its accuracy, and own models'."
+            "Default: the first that all have of balanced accuracy of the global model, its accuracy, and own models'.",
+            rich_help_panel=SELDOM,
         ),
     ] = None,
-    tune_seeds: Annotated[str | None, typer.Option(help="Seeds of the runs that choose; default: --seeds.")] = None,
+    tune_seeds: Annotated[
+        str | None, typer.Option(help="Seeds of the runs that choose; default: --seeds.", rich_help_panel=SELDOM)
+    ] = None,
     keep_old: Annotated[
-        bool, typer.Option("--keep-old", help="Keep finished runs that other code than the installed one computed.")
+        bool,
+        typer.Option(
+            "--keep-old",
+            help="Keep finished runs that other code than the installed one computed.",
+            rich_help_panel=SELDOM,
+        ),
     ] = False,
     ray: Ray = None,
     gpus_per_job: GpusPerJob = None,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from protofed.common.address import choose_identity
 from protofed.common.errors import ProtofedError
 
 if TYPE_CHECKING:
@@ -22,45 +23,51 @@ LOCAL = "127.0.0.1:7443"
 WAIT_DISPLAY_DELAY_S = 2.0  # quick answers show no 'waiting for …' line
 Server = Annotated[str, typer.Option(envvar="PROTOFED_OPERATOR_SERVER", help="host:port of the server.")]
 Identity = Annotated[
-    Path | None, typer.Option(envvar="PROTOFED_OPERATOR_IDENTITY", help="Folder with the operator's certificate.")
-]
-Plaintext = Annotated[
-    bool, typer.Option("--plaintext", envvar="PROTOFED_OPERATOR_PLAINTEXT", help="No TLS; only on this machine.")
+    str | None,
+    typer.Option(
+        envvar="PROTOFED_OPERATOR_IDENTITY",
+        metavar="FOLDER|none",
+        help="Folder with the operator's certificate; none: no TLS, on this machine only.",
+    ),
 ]
 OPTIONS: dict[str, tuple[Any, object]] = {  # name -> (type, default); they follow a command's own options
     "server": (Server, LOCAL),
     "identity": (Identity, None),
-    "plaintext": (Plaintext, False),
 }
 
 
-def connected(group: typer.Typer, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command whose first argument is an `Operator`; the command line has the connection options instead.
+def connected(
+    group: typer.Typer, name: str, *, panel: str | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command whose first argument is an `Operator`: see `with_operator`."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        group.command(name, rich_help_panel=panel)(with_operator(function))
+        return function
+
+    return register
+
+
+def with_operator(function: Callable[..., None]) -> Callable[..., None]:
+    """A command whose first argument is an `Operator`; the command line has the connection options instead.
 
     gRPC is imported only when the command runs, so that `--help` stays fast.
     """
 
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        def run_command(*, server: str, identity: Path | None, plaintext: bool, **options: object) -> None:
-            from protofed.deploy.operator.connection import Operator
-            from protofed.deploy.progress import progress
+    def run_command(*, server: str, identity: str | None, **options: object) -> None:
+        from protofed.deploy.operator.connection import Operator
+        from protofed.deploy.progress import progress
 
-            with Operator(server, identity, plaintext) as operator:
-                visible = not options.get("as_json")
-                operator.waiting_display = progress(
-                    f"waiting for {server}", visible=visible, after_s=WAIT_DISPLAY_DELAY_S
-                )
-                function(operator, **options)
+        with Operator(server, choose_identity(identity)) as operator:
+            visible = not options.get("as_json")
+            operator.waiting_display = progress(f"waiting for {server}", visible=visible, after_s=WAIT_DISPLAY_DELAY_S)
+            function(operator, **options)
 
-        # `Operator` is imported for type checking only, so the name cannot be resolved here; its type is not needed.
-        hints = get_type_hints(function, localns={"Operator": object}, include_extras=True)
-        own = [each.replace(annotation=hints[each.name]) for each in inspect.signature(function).parameters.values()][
-            1:
-        ]
-        group.command(name)(with_options(run_command, own, OPTIONS, function.__doc__))
-        return function
-
-    return register
+    # `Operator` is imported for type checking only, so the name cannot be resolved here; its type is not needed.
+    hints = get_type_hints(function, localns={"Operator": object}, include_extras=True)
+    _, *parameters = inspect.signature(function).parameters.values()
+    own = [each.replace(annotation=hints[each.name]) for each in parameters]
+    return with_options(run_command, own, OPTIONS, function.__doc__)
 
 
 def with_options(
@@ -128,9 +135,7 @@ def _asked(context: typer.Context, question: Callable[[Operator], list[str]]) ->
 
     options = context.params
     try:
-        with Operator(
-            options.get("server") or LOCAL, options.get("identity"), bool(options.get("plaintext"))
-        ) as operator:
+        with Operator(options.get("server") or LOCAL, choose_identity(options.get("identity"))) as operator:
             return question(operator)
     except (ProtofedError, OSError):
         return []

@@ -9,39 +9,42 @@ import typer
 
 from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import ConfigError, StateError
-from protofed.deploy.cli.completion import connected
+from protofed.deploy.cli.completion import with_operator
 from protofed.deploy.cli.options import AsJson, Yes, confirm, print_json, say
 
 if TYPE_CHECKING:
     from protofed.deploy.operator.connection import Operator
     from protofed.protos.v1 import operator_pb2 as pb
 
-consortium = typer.Typer(no_args_is_help=True, help="Show and offer the list of partners that sites are summed with.")
 
-
-@connected(consortium, "show")
-def show(operator: Operator, as_json: AsJson = False) -> None:
-    """Show the list that is offered, who has confirmed it, and the next step.
-
-    Example: `protofed consortium show`
-    """
-    _show(operator.consortium(), as_json)
-
-
-@connected(consortium, "offer")
-def offer(
+def _consortium(
     operator: Operator,
-    coordinator: Annotated[str, typer.Option(help="The institution that runs this server.")] = "",
+    offer: Annotated[
+        bool, typer.Option("--offer", help="Offer a new list: all sites that may train, each with its daemon's key.")
+    ] = False,
+    coordinator: Annotated[str, typer.Option(help="With --offer: the institution that runs this server.")] = "",
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Offer a list of all sites that may train, each with the key that its daemon has. Asks first.
+    """Show the list of partners that sites are aggregated with, who has confirmed it, and the next step; or offer one.
 
-    Those that have confirmed it are aggregated: the others wait. A hospital that joins, leaves or has a new key
-    takes a new list, which all of them confirm.
+    --offer asks first. Sites that have confirmed the list are aggregated; the others wait. A hospital that joins,
+    leaves or has a new key takes a new list, which all of them confirm.
 
-    Example: `protofed consortium offer --coordinator "Adler University"`
+    Example: `protofed consortium --offer --coordinator "Adler University"`
     """
+    if offer:
+        _offer(operator, coordinator, yes=yes, as_json=as_json)
+    elif coordinator:
+        raise ConfigError("--coordinator names the institution of a new list; give --offer with it")
+    else:
+        _show(operator.consortium(), as_json)
+
+
+consortium = with_operator(_consortium)
+
+
+def _offer(operator: Operator, coordinator: str, *, yes: bool, as_json: bool) -> None:
     from protofed.common.protocol.consortium import changes, read
     from protofed.deploy.site.partners import described
 
@@ -67,29 +70,53 @@ def _show(info: pb.ConsortiumInfo, as_json: bool) -> None:
         print_json({**fields, "problem": info.problem})
         return
     if listed is None:
-        say("\n".join(filter(None, ["no list is offered: `protofed consortium offer` makes one", info.problem])))
+        say("\n".join(filter(None, ["no list is offered: `protofed consortium --offer` makes one", info.problem])))
         return
     say("\n".join([*described(listed), f"confirmed: {', '.join(info.confirmed) or 'nowhere'}"]))
     if info.waiting:
         say(
             f"waiting: {', '.join(info.waiting)}\n"
             f"Read {listed.code} out to all hospitals in one telephone conference. Each says that it is there, and "
-            f"runs `protofed client consortium confirm {listed.code} --state STATE`."
+            f"runs `protofed client consortium --confirm {listed.code} --state STATE`."
         )
 
 
 State = Annotated[Path, typer.Option(help="The state folder of the site's daemon.")]
-client_consortium = typer.Typer(
-    no_args_is_help=True, help="Show and confirm the partners that this site is summed with in secure aggregation."
-)
 
 
-@client_consortium.command("show")
-def show_partners(state: State, as_json: AsJson = False) -> None:
-    """Show the list of partners that the server offers, the one confirmed here, and this site's group.
+def client_consortium(
+    state: State,
+    confirm_code: Annotated[
+        str | None,
+        typer.Option("--confirm", metavar="CODE", help="Confirm the offered list, as its code is read out to all."),
+    ] = None,
+    forget_group: Annotated[
+        bool, typer.Option("--forget-group", help="Forget this site's group: for a study of larger groups.")
+    ] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the list of partners that the server offers, the one confirmed here, and this site's group; or confirm it.
 
-    Example: `protofed client consortium show --state /var/lib/protofed`
+    --confirm asks first. From then on this site is aggregated with these partners alone. Confirm a list only if you
+    know each hospital in it and all of them heard the same code in one telephone conference.
+
+    --forget-group asks first. The next secure aggregation pins whichever group the server forms. Do it only once each
+    other site of the group has agreed to do the same: the server can compare sums over both groups.
+
+    Example: `protofed client consortium --confirm K7QF-2M4X-9RTA-HWZC --state /var/lib/protofed`
     """
+    if confirm_code is not None and forget_group:
+        raise ConfigError("--confirm and --forget-group are two decisions; give one of them")
+    if confirm_code is not None:
+        _confirm(state, confirm_code, yes=yes)
+    elif forget_group:
+        _forget(state, yes=yes)
+    else:
+        _show_partners(state, as_json)
+
+
+def _show_partners(state: Path, as_json: bool) -> None:
     from protofed.deploy.site import orders
     from protofed.deploy.site.partners import PartnersView
 
@@ -102,18 +129,7 @@ def show_partners(state: State, as_json: AsJson = False) -> None:
         say(line)
 
 
-@client_consortium.command("confirm")
-def confirm_(
-    code: Annotated[str, typer.Argument(help="As it is read out to all hospitals in one telephone conference.")],
-    state: State,
-    yes: Yes = False,
-) -> None:
-    """Confirm the offered list of partners by its code: from then on this site is summed with these alone.
-
-    Asks first. Confirm a list only if you know each hospital in it and all of them heard the same code.
-
-    Example: `protofed client consortium confirm K7QF-2M4X-9RTA-HWZC --state /var/lib/protofed`
-    """
+def _confirm(state: Path, code: str, *, yes: bool) -> None:
     from protofed.client.secure_aggregation.partners import Partners
     from protofed.deploy.site import orders
     from protofed.deploy.site.partners import PartnersView
@@ -129,15 +145,7 @@ def confirm_(
     say(f"confirmed; {orders.noticed_text(noticed)}")
 
 
-@client_consortium.command("forget-group")
-def forget(state: State, yes: Yes = False) -> None:
-    """Forget the group: this site is summed in whichever its server puts it into next. Asks first.
-
-    For a study that needs larger groups, once each other site of the group has agreed to do the same. It tells
-    something: the server can compare sums over both groups.
-
-    Example: `protofed client consortium forget-group --state /var/lib/protofed`
-    """
+def _forget(state: Path, *, yes: bool) -> None:
     from protofed.client.secure_aggregation.sessions import FOLDER, forget_group, pinned_in
     from protofed.client.state.decisions import Act, Decision
     from protofed.deploy.site import orders

@@ -94,7 +94,7 @@ def run_demo(folder: Path, console: Console, recipes: Path | None = None) -> Non
         "  *.log              one JSON line per event\n"
         "  ca/, identities/   certificates and keys of this demo\n"
         f"`protofed audit show {folder / SITES[0]}` lists what left that site,\n"
-        f"`protofed client scores --state {folder / SITES[0]}` the scores of its own.",
+        f"`protofed client runs --state {folder / SITES[0]}` the scores of its own.",
         soft_wrap=True,
         highlight=False,
     )
@@ -199,7 +199,7 @@ def _register(folder: Path, address: str) -> None:
     """Register the sites' certificates at the server, as its operator."""
     from protofed.deploy.operator.connection import Operator
 
-    with Operator(address, _identity(folder, OPERATOR), plaintext=False) as operator:
+    with Operator(address, _identity(folder, OPERATOR)) as operator:
         for name in (*SITES, EVALUATOR):
             roles = [Role.EVALUATOR if name == EVALUATOR else Role.TRAINER]
             operator.register((_identity(folder, name) / CERTIFICATE).read_text(encoding="ascii"), roles)

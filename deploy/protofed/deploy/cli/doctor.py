@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from copy import copy
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 from rich.console import Console
@@ -19,9 +21,11 @@ if TYPE_CHECKING:
 console = Console()
 # Options of `start` that doctor accepts and ignores, so that a daemon's command line can be copied as it is.
 NOT_SETTINGS = ("until_finished", "recover", "give_up_after", "dry_run")
+LISTED = ("settings", "site", "server", "policy", "state", "identity", "recipe", "listen")
 KEYS = {"recipe": "recipes", "role": "roles"}  # option -> settings key, where the two differ
 Strict = Annotated[bool, typer.Option("--strict", help="Treat warnings as failures.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Open the data but do not load them.")]
+Notify = Annotated[bool, typer.Option("--notify", help="Send a test message by each channel of [notify].")]
 ForRecipe = Annotated[
     str | None, typer.Option("--recipe", help="Compare the data with this recipe: a file, or a shipped name.")
 ]
@@ -29,7 +33,12 @@ ForRecipe = Annotated[
 
 def of_server(start: Callable[..., None]) -> Callable[..., None]:
     """The doctor command with the options of `server start` and its own."""
-    return _with_daemon_options(start, _check_server, {"strict": (Strict, False), "as_json": (AsJson, False)})
+    extra_options: dict[str, tuple[Any, object]] = {
+        "notify": (Notify, False),
+        "strict": (Strict, False),
+        "as_json": (AsJson, False),
+    }
+    return _with_daemon_options(start, _check_server, extra_options)
 
 
 def of_client(start: Callable[..., None]) -> Callable[..., None]:
@@ -57,8 +66,19 @@ def _with_daemon_options(
         )  # CRITICAL only: the table shows the results
         check(settings, options(values), **own_options)
 
-    own = [each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY) for each in shared]
+    own = [each.replace(annotation=_listed(each.name, hints), kind=inspect.Parameter.KEYWORD_ONLY) for each in shared]
     return with_options(run_command, own, extra_options, check.__doc__)
+
+
+def _listed(name: str, hints: dict[str, Any]) -> Any:
+    """The annotation of an option; but for the first ones `--help` does not repeat those of `start`."""
+    if name in LISTED:
+        return hints[name]
+    kind, *metadata = get_args(hints[name])
+    own = [copy(each) for each in metadata]
+    for each in own:
+        each.hidden = True
+    return Annotated[kind, *own]
 
 
 def options(values: dict[str, Any]) -> dict[str, Any]:
@@ -68,8 +88,10 @@ def options(values: dict[str, Any]) -> dict[str, Any]:
     return {KEYS.get(name, name): value or None if value is False else value for name, value in values.items()}
 
 
-def _check_server(file: Path | None, values: dict[str, Any], *, strict: bool, as_json: bool) -> None:
+def _check_server(file: Path | None, values: dict[str, Any], *, notify: bool, strict: bool, as_json: bool) -> None:
     """Check the server's identity, operators, recipes, state folder, ledger, port and limits. Starts nothing.
+
+    Takes every option of `server start`, too.
 
     Example: `protofed server doctor --settings server.toml`
     """
@@ -77,7 +99,8 @@ def _check_server(file: Path | None, values: dict[str, Any], *, strict: bool, as
     from protofed.deploy.doctor.server import ServerDoctor
 
     assignments = values.pop("assignments", None) or ()
-    doctor = ServerDoctor(lambda: read_settings(ServerSettings, file, values), assignments=assignments)
+    read = partial(read_settings, ServerSettings, file, values)
+    doctor = ServerDoctor(read, assignments=assignments, notify=notify)
     _report_checks(doctor.checks(), strict=strict, as_json=as_json)
 
 
@@ -92,6 +115,8 @@ def _check_client(
     as_json: bool,
 ) -> None:
     """Check the site's identity, connection to the server, policy, device and data. Does not enroll.
+
+    Takes every option of `client start`, too.
 
     Example: `protofed client doctor --settings site.toml`
     """

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from protofed.common.address import choose_identity
 from protofed.common.errors import ConfigError, DataError, short
 from protofed.deploy.cli import completion
-from protofed.deploy.cli.completion import LOCAL, Identity, Plaintext, Server
-from protofed.deploy.cli.options import AsJson, DryWrite, Set, needs_recipe, print_json, say
+from protofed.deploy.cli.completion import LOCAL, Identity, Server
+from protofed.deploy.cli.options import SELDOM, AsJson, DryWrite, Set, needs_recipe, print_json, say
 
 if TYPE_CHECKING:
     from protofed.common.config.data import Data
@@ -48,16 +49,19 @@ def export(
     ] = None,
     server: Server = LOCAL,
     identity: Identity = None,
-    plaintext: Plaintext = False,
     site_state: Annotated[Path | None, typer.Option(help="With personal: state folder of the site's daemon.")] = None,
     settings: Annotated[
         Path | None, typer.Option(help="With personal and cwfedavg-private: the daemon's --settings, for its data.")
     ] = None,
     partition_index: Annotated[
-        int | None, typer.Option(min=0, help="With --settings: the daemon's --partition-index.")
+        int | None, typer.Option(min=0, help="With --settings: the daemon's --partition-index.", rich_help_panel=SELDOM)
     ] = None,
-    recipe: Annotated[str | None, typer.Option(help="The run's recipe, if no given folder has it.")] = None,
-    classes: Annotated[Path | None, typer.Option(help="Text file with the class names, one per line.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="The run's recipe, if no given folder has it.", rich_help_panel=SELDOM)
+    ] = None,
+    classes: Annotated[
+        Path | None, typer.Option(help="Text file with the class names, one per line.", rich_help_panel=SELDOM)
+    ] = None,
     allow_plugin: Allowed = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a model in --out.")] = False,
     as_json: AsJson = False,
@@ -92,7 +96,7 @@ def export(
 
     from protofed.deploy.operator.connection import Operator
 
-    with Operator(server, identity, plaintext) as operator:
+    with Operator(server, choose_identity(identity)) as operator:
         _show_exported(_export_with_progress(replace(request, operator=operator)), as_json, dry_run=dry_run)
 
 
@@ -101,8 +105,10 @@ def predict(
     images: Annotated[Path, typer.Argument(help="Folder with images, searched recursively, or an .npz.")],
     out: Annotated[Path, typer.Option(help="CSV file to write.")],
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "cpu",
-    batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
-    runtime: Annotated[Literal["auto", "onnx", "torch"], typer.Option(help="Inference runtime.")] = "auto",
+    batch: Annotated[int, typer.Option(min=1, help="Images per batch.", rich_help_panel=SELDOM)] = 64,
+    runtime: Annotated[
+        Literal["auto", "onnx", "torch"], typer.Option(help="Inference runtime.", rich_help_panel=SELDOM)
+    ] = "auto",
     allow_plugin: Allowed = None,
     skip_unreadable: Annotated[
         bool, typer.Option("--skip-unreadable", help="Exit code 0 even if some images cannot be read.")

@@ -24,6 +24,7 @@ from protofed.deploy.cli.certs import certs
 from protofed.deploy.cli.client import client
 from protofed.deploy.cli.compare import compare
 from protofed.deploy.cli.consortium import consortium
+from protofed.deploy.cli.options import SELDOM, health
 from protofed.deploy.cli.pages import console as console_page
 from protofed.deploy.cli.report import report
 from protofed.deploy.cli.server import server, tracking
@@ -52,20 +53,23 @@ COMMANDS: Final[Mapping[str, tuple[str, typer.Typer | Callable[..., None]]]] = {
     "report": (COORDINATOR, report),
     "export": (COORDINATOR, export.export),
     "predict": (COORDINATOR, export.predict),
+    "health": (COORDINATOR, health),
     "files": (COORDINATOR, files),
     "simulate": (RESEARCHER, simulate.simulate),
     "recipes": (RESEARCHER, recipes),
     "compare": (RESEARCHER, compare),
     "figures": (RESEARCHER, simulate.figures),
-    "tracking": (RESEARCHER, tracking),
     "new": (RESEARCHER, new),
     "demo": (RESEARCHER, simulate.demo),
+    "tracking": (SELDOM, tracking),
 }
 MEANT = {  # words that people try, too unlike their command for Click's own suggestion
     "runs stop": "runs abort` (for good) or `protofed runs pause",
     "runs cancel": "runs abort",
     "runs end": "runs abort",
     "runs status": "runs show",
+    "runs list": "runs show",
+    "client withdraw": "client deny",
     "sites remove": "sites exclude` or `protofed sites forget",
 }
 HELP = ("-h", "--help")
@@ -107,7 +111,7 @@ def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
         help="Federated learning for sites whose classes are skewed.",
         epilog="Exit codes: 0 done · 1 a run failed, or not ready · 2 wrong arguments · 65 data · 69 server or port "
         "unavailable · 70 internal · 74 state folder · 76 protocol or version · 77 policy · 78 recipe or setting · "
-        "130 interrupted · 10 to 63, 80 to 93: found by doctor or check",
+        "130 interrupted · 10 to 63, 80 to 95: found by doctor or check",
     )
     program.callback()(_global)
     for name in names:

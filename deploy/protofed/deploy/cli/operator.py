@@ -10,7 +10,7 @@ from rich.console import Console
 from protofed.common.errors import ProtofedError
 from protofed.deploy.cli import completion
 from protofed.deploy.cli.completion import connected
-from protofed.deploy.cli.options import AsJson, DryRun, Set, Yes, confirm, print_json, say, show_dry_run
+from protofed.deploy.cli.options import SELDOM, AsJson, DryRun, Set, Yes, confirm, print_json, say, show_dry_run
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -21,7 +21,10 @@ runs = typer.Typer(no_args_is_help=True, help="Start, watch, pause, abort, roll 
 sites = typer.Typer(no_args_is_help=True, help="List, exclude, admit, forget and regroup the sites of a server.")
 console = Console(soft_wrap=True)
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object per line at every change.")]
-Run = Annotated[str, typer.Argument(help="The run's name, as in `runs list`.", autocompletion=completion.runs)]
+Run = Annotated[str, typer.Argument(help="The run's name, as in `runs show`.", autocompletion=completion.runs)]
+SomeRun = Annotated[
+    str | None, typer.Argument(help="The run's name; default: all runs.", autocompletion=completion.runs)
+]
 
 Site = Annotated[str, typer.Argument(help="The site's id, as in `sites list`.", autocompletion=completion.sites)]
 
@@ -83,30 +86,24 @@ def start(
         _watch(operator, loaded.name, as_json)
 
 
-@connected(runs, "list")
-def list_runs(operator: Operator, as_json: AsJson = False) -> None:
-    """List all runs in queue order.
-
-    Example: `protofed runs list`
-    """
-    rows = operator.runs()
-    if as_json:
-        print_json([_plain(info) for info in rows])
-    else:
-        console.print(_tables().runs_table(rows))
-
-
 @connected(runs, "show")
 def show(
     operator: Operator,
-    run: Run,
+    run: SomeRun = None,
     everything: Annotated[bool, typer.Option("--all", help="Every round and site, not only failures.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a run: its rounds, the outcome at every site, and the newest scores.
+    """Show all runs in queue order, or one: its rounds, the outcome at every site, and the newest scores.
 
     Example: `protofed runs show lesions --all`
     """
+    if run is None:
+        rows = operator.runs()
+        if as_json:
+            print_json([_plain(info) for info in rows])
+        else:
+            console.print(_tables().runs_table(rows))
+        return
     detail = operator.show(run, None if everything or as_json else _tables().SHOWN_ROUNDS)
     if as_json:
         print_json(_plain(detail))
@@ -266,7 +263,7 @@ def _where(operator: Operator, run: str) -> str:
     return f"{info.status}, round {info.round} of {info.rounds}"
 
 
-@connected(sites, "forget")
+@connected(sites, "forget", panel=SELDOM)
 def forget(operator: Operator, site: Site, as_json: AsJson = False) -> None:
     """Remove a site that is gone from `sites list`, with its exclusion. What it did in runs stays.
 
@@ -279,12 +276,12 @@ def forget(operator: Operator, site: Site, as_json: AsJson = False) -> None:
     _show_status(info, as_json, f"{info.site}: forgotten{lifted}")
 
 
-@connected(sites, "regroup")
+@connected(sites, "regroup", panel=SELDOM)
 def regroup(operator: Operator, site: Site, yes: Yes = False, as_json: AsJson = False) -> None:
     """Dissolve the group of a site; the next secure aggregation forms groups of the sites without one. Asks first.
 
-    For a run of larger groups; a hospital that has left takes a new list, `protofed consortium offer`. The group's
-    other sites refuse another group until a person at each runs `protofed client consortium forget-group`. Refused
+    For a run of larger groups; a hospital that has left takes a new list, `protofed consortium --offer`. The group's
+    other sites refuse another group until a person at each runs `protofed client consortium --forget-group`. Refused
     while a secure aggregation is open: pause the run before.
 
     Example: `protofed sites regroup north`
@@ -293,14 +290,14 @@ def regroup(operator: Operator, site: Site, yes: Yes = False, as_json: AsJson = 
         group = next((", ".join(info.group) for info in operator.sites() if info.site == site), f"of {site}")
         confirm(
             f"Dissolve the group {group}? A person at each of its sites has to run `protofed client "
-            "consortium forget-group` then, which lets this server compare sums over both groups."
+            "consortium --forget-group` then, which lets this server compare sums over both groups."
         )
     info = operator.regroup(site)
     other_sites = ", ".join(other for other in info.group if other != site)
     _show_status(
         info,
         as_json,
-        f"{site}, {other_sites}: dissolved; now `protofed client consortium forget-group` at {other_sites}",
+        f"{site}, {other_sites}: dissolved; now `protofed client consortium --forget-group` at {other_sites}",
     )
 
 

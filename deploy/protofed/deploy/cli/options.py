@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from protofed.common.config.recipe import Recipe
 
 _console, _errors = Console(), Console(stderr=True)
+SELDOM = "Seldom needed"  # the last panel of `--help`
 State = Annotated[Path | None, typer.Option(help="Folder for everything that must survive a restart.")]
 Settings = Annotated[Path | None, typer.Option(help="TOML file; environment variables and options override it.")]
 Metrics = Annotated[str | None, typer.Option(help="host:port of /metrics, /healthz, /readyz; port 0 picks a free one.")]
@@ -36,9 +37,9 @@ def log_as_daemon(context: typer.Context) -> None:
 
 
 def health(state: RunningState, as_json: AsJson = False) -> None:
-    """Check that a running daemon is ready. Exit code 0, or 1 and one line that says what is missing.
+    """Check that a running server or site's daemon is ready. Exit code 0, or 1 and one line that says what is missing.
 
-    Example: `protofed client health --state state`, or `protofed server health --state state`
+    Example: `protofed health --state state`
     """
     from protofed.deploy.daemons import readyz
 

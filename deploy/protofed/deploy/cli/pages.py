@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from protofed.common.address import choose_identity, find_folder
 from protofed.common.errors import ConfigError
 from protofed.common.version import install_hint
-from protofed.deploy.cli.completion import LOCAL, Identity, Plaintext, Server
+from protofed.deploy.cli.completion import LOCAL, Identity, Server
 from protofed.deploy.cli.options import Policy, Settings
 from protofed.deploy.cli.options import State as StateOption
 
@@ -59,7 +60,6 @@ def console(
     browser: OpenBrowser = False,
     server: Server = LOCAL,
     identity: Identity = None,
-    plaintext: Plaintext = False,
 ) -> None:
     """Show runs, sites and certificates of a server as pages in a browser, and give its orders there.
 
@@ -73,8 +73,9 @@ def console(
         from protofed.deploy.pages.coordinator.console import console as pages
     from protofed.deploy.operator.connection import Operator
 
-    with Operator(server, identity, plaintext) as operator:
-        shell.serve(pages(operator, server, identity, ca), listen, announce(browser=browser))
+    chosen = choose_identity(identity)
+    with Operator(server, chosen) as operator:
+        shell.serve(pages(operator, server, find_folder(chosen), ca), listen, announce(browser=browser))
 
 
 def page(

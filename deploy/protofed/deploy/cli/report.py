@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from protofed.common.address import choose_identity
 from protofed.common.errors import ConfigError
 from protofed.common.version import install_hint
 from protofed.deploy.cli import completion
-from protofed.deploy.cli.completion import LOCAL, Identity, Plaintext, Server
+from protofed.deploy.cli.completion import LOCAL, Identity, Server
 from protofed.deploy.cli.options import print_json, say
 
 console = Console()
@@ -33,7 +34,6 @@ def report(
     state: State = None,
     server: Server = LOCAL,
     identity: Identity = None,
-    plaintext: Plaintext = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a run's report for readers without access to the server: one self-contained HTML file.
@@ -43,9 +43,9 @@ def report(
     if state is not None:
         run_record = read_run_record(state, run)
     elif run is None:
-        raise ConfigError("name a run from `protofed runs list`, or a folder with --state")
+        raise ConfigError("name a run from `protofed runs show`, or a folder with --state")
     else:
-        run_record = _fetch(run, server, identity, plaintext)
+        run_record = _fetch(run, server, identity)
     if as_json:
         print_json(run_record)
         return
@@ -70,10 +70,10 @@ def read_run_record(folder: Path, run: str | None) -> dict[str, Any]:
         return run_record(folder_state.ledger, folder_state.blobs, folder_state.run(run))
 
 
-def _fetch(run: str, server: str, identity: Path | None, plaintext: bool) -> dict[str, Any]:
+def _fetch(run: str, server: str, identity: str | None) -> dict[str, Any]:
     from protofed.deploy.operator.connection import Operator
 
-    with Operator(server, identity, plaintext) as operator, console.status(f"asking {server}"):
+    with Operator(server, choose_identity(identity)) as operator, console.status(f"asking {server}"):
         return operator.run_record(run)
 
 

@@ -1,30 +1,25 @@
-"""`protofed server …`: the aggregation server. `protofed tracking sync`: copies its runs to an experiment tracker."""
+"""`protofed server …`: the aggregation server. `protofed tracking` copies its runs to an experiment tracker."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
-from protofed.common.errors import ConfigError, UnavailableError
+from protofed.common.errors import ConfigError
 from protofed.deploy.cli import completion, doctor
 from protofed.deploy.cli.init import init_server
 from protofed.deploy.cli.options import (
-    AsJson,
     DryRun,
     Metrics,
     Set,
     Settings,
     State,
     UntilFinished,
-    health,
     log_as_daemon,
-    print_json,
     say,
     show_dry_run,
 )
@@ -34,9 +29,8 @@ if TYPE_CHECKING:
     from protofed.server.storage.rows import RunRow
 
 server = typer.Typer(
-    no_args_is_help=True, help="For coordinators: start the aggregation server, check its prerequisites and health."
+    no_args_is_help=True, help="For coordinators: start the aggregation server, check its prerequisites."
 )
-tracking = typer.Typer(no_args_is_help=True, help="Copy runs to an experiment tracker: TensorBoard or MLflow.")
 console = Console(soft_wrap=True)
 TensorBoard = Annotated[
     Path | None, typer.Option(help="Folder for TensorBoard's event files, with a subfolder per run.")
@@ -59,9 +53,12 @@ def start(
     ] = None,
     listen: Annotated[str | None, typer.Option(help="host:port; port 0 picks a free one.")] = None,
     identity: Annotated[
-        Path | None, typer.Option(help="Folder with the server's cert.pem, key.pem and ca.pem, and operators/*.pem.")
+        str | None,
+        typer.Option(
+            metavar="FOLDER|none",
+            help="Folder with the server's cert.pem, key.pem, ca.pem and operators/*.pem; none: no TLS, loopback only.",
+        ),
     ] = None,
-    plaintext: Annotated[bool, typer.Option("--plaintext", help="No TLS; only on this machine.")] = False,
     state: State = None,
     metrics: Metrics = None,
     tensorboard: TensorBoard = None,
@@ -89,7 +86,7 @@ def start(
         log_as_daemon(context)
         keep_memory()
     options: dict[str, Any] = {"recipes": recipe, "listen": listen, "state": state, "metrics": metrics}
-    options |= {"identity": identity, "plaintext": plaintext or None, "tensorboard": tensorboard}
+    options |= {"identity": identity, "tensorboard": tensorboard}
     server_settings = read_settings(ServerSettings, settings, options)
     if dry_run:
         recipes, _ = checked(server_settings, assignments or ())
@@ -107,46 +104,7 @@ def start(
     )
 
 
-def notify(settings: Settings = None, as_json: AsJson = False) -> None:
-    """Send a test message by each webhook and mail server of the settings. Exit code 69 if one does not take it.
-
-    Example: `protofed server notify --settings server.toml`
-    """
-    from protofed.common.config.settings import ServerSettings, read_settings
-    from protofed.common.pki.certificate import Party
-    from protofed.common.pki.identity import LiveIdentity
-    from protofed.deploy import logs
-    from protofed.deploy.daemons.server import server_name
-    from protofed.server.notifications.channels import NotSentError, open_channels
-    from protofed.server.notifications.wording import trial_notice
-
-    server = read_settings(ServerSettings, settings, {})
-    if server.notify is None:
-        raise ConfigError("the settings have no [notify], so nobody is told; name the server's file: --settings FILE")
-    logs.hide_server(server)
-    channels = open_channels(server.notify)
-    identity = None if server.identity is None else LiveIdentity(server.identity, Party.SERVER)
-    message = trial_notice(server_name(identity, server.listen), time.time())
-    results = dict[str, tuple[bool, str]]()
-    for channel in channels:
-        with Console(stderr=True).status(f"sending to {channel.name}"):
-            try:
-                results[channel.name] = True, channel.send(message)
-            except NotSentError as error:
-                results[channel.name] = False, str(error)
-    if as_json:
-        rows = [{"channel": name, "taken": accepted, "answer": answer} for name, (accepted, answer) in results.items()]
-        print_json({"id": message.id, "channels": rows}, ascii=False)
-    else:
-        for name, (accepted, answer) in results.items():
-            mark = Text("✓", style="green") if accepted else Text("✗", style="bold red")
-            console.print(Text.assemble(mark, f" {name}  {answer}"))
-    if not all(accepted for accepted, _ in results.values()):
-        raise typer.Exit(UnavailableError.exit_code)
-
-
-@tracking.command("sync")
-def sync(
+def tracking(
     run: Annotated[str | None, typer.Argument(help="The run's name; optional if --state holds only one run.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All runs in --state.")] = False,
     state: Annotated[
@@ -159,9 +117,9 @@ def sync(
         typer.Option(envvar="PROTOFED_TRACKING_MLFLOW", help="URI of MLflow: http(s)://…, or sqlite:///FILE."),
     ] = None,
 ) -> None:
-    """Copy new rounds to TensorBoard or MLflow. Each round is copied once, however often you call this.
+    """Copy runs to TensorBoard or MLflow. Each round is copied once, however often you call this.
 
-    Example: `protofed tracking sync --state runs/demo/server --all --tensorboard tensorboard`
+    Example: `protofed tracking --state runs/demo/server --all --tensorboard tensorboard`
     """
     from protofed.deploy import logs
     from protofed.deploy.state_folder import open_state
@@ -191,5 +149,3 @@ def _chosen_rows(folder: StateFolder, run: str | None, *, everything: bool) -> S
 
 
 server.command("doctor")(doctor.of_server(start))
-server.command("health")(health)
-server.command("notify")(notify)

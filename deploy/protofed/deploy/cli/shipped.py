@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,77 +15,78 @@ from protofed.deploy.cli import completion
 from protofed.deploy.cli.options import AsJson, print_json, say
 from protofed.deploy.tables import Column, terminal
 
-policies = typer.Typer(no_args_is_help=True, help="The policies that come with protofed: list them, print one.")
-recipes = typer.Typer(no_args_is_help=True, help="The recipes that come with protofed: list them, print one.")
 console = Console()
 BUILT_IN = ("digits", "spiral")  # data that are there without a download
 HIDDEN = ("method", "model", "rounds")  # of a recipe, in JSON only
 
 
-@policies.command("list")
-def list_policies(as_json: AsJson = False) -> None:
-    """List the policies, the strictest first: each name can stand wherever a policy's file can.
+def policies(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="The policy to print; default: list them.", autocompletion=completion.policies),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the policies that come with protofed, the strictest first, or print one with its comments, to be changed.
 
-    Example: `protofed policies list`, then `protofed client preview digits-trio --policy standard`
+    Each name can stand wherever a policy's file can.
+
+    Example: `protofed policies standard`, with ` > policy.toml` after it to copy it
     """
     from protofed.deploy import shipped
 
+    if name is not None:
+        _show(shipped.named("policy", name), as_json)
+        return
     files = shipped.files("policies")
     _print([{"name": name, "what": shipped.what(files[name])} for name in ("strict", "standard", "open")], as_json)
 
 
-@policies.command("show")
-def show_policy(
+def recipes(
     name: Annotated[
-        str, typer.Argument(help="As `protofed policies list` names it.", autocompletion=completion.policies)
-    ],
-) -> None:
-    """Print a policy with its comments, to be read or to be copied and changed.
-
-    Example: `protofed policies show standard`, with ` > policy.toml` after it to copy it
-    """
-    from protofed.deploy import shipped
-
-    typer.echo(shipped.named("policy", name).read_text(encoding="utf-8"), nl=False)
-
-
-@recipes.command("list")
-def list_recipes(as_json: AsJson = False) -> None:
-    """List the recipes, first those that need no download: each name can stand wherever a recipe's file can.
-
-    Example: `protofed recipes list`, then `protofed simulate digits-fednh`
-    """
-    from protofed.deploy import shipped
-
-    rows = [_recipe_row(name, file) for name, file in shipped.files("recipes").items()]
-    _print(sorted(rows, key=lambda row: row["data"] not in BUILT_IN), as_json)
-
-
-@recipes.command("show")
-def show_recipe(
-    name: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            help="As `protofed recipes list` names it; with --resolved a file, too.", autocompletion=completion.recipes
+            help="The recipe to print; with --resolved a file, too. Default: list them.",
+            autocompletion=completion.recipes,
         ),
-    ],
+    ] = None,
     resolved: Annotated[
         bool, typer.Option("--resolved", help="Merge in what it extends: one file that needs no other.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Print a recipe with its comments, to be read or to be copied and changed.
+    """List the recipes that come with protofed, or print one with its comments, to be changed.
 
-    Example: `protofed recipes show digits-fedprp --resolved`, with ` > mine.toml` after it to copy it
+    The first ones need no download. Each name can stand wherever a recipe's file can.
+
+    Example: `protofed recipes digits-fedprp --resolved`, with ` > mine.toml` after it to copy it
     """
     from protofed.deploy import shipped
 
-    if resolved:
-        typer.echo(shipped.resolved(name), nl=False)
+    if name is None:
+        if resolved:
+            raise ConfigError("--resolved prints one recipe; name it, as `protofed recipes` lists them")
+        rows = [_recipe_row(name, file) for name, file in shipped.files("recipes").items()]
+        _print(sorted(rows, key=lambda row: row["data"] not in BUILT_IN), as_json)
         return
-    typer.echo((file := shipped.named("recipe", name)).read_text(encoding="utf-8"), nl=False)
+    if resolved:
+        _show_text(shipped.resolved(name), as_json)
+        return
+    _show(file := shipped.named("recipe", name), as_json)
     if base := shipped.extends(file):
-        note = f"it extends {base}: a copy needs that file beside it (`protofed recipes show {Path(base).stem}`)"
+        note = f"it extends {base}: a copy needs that file beside it (`protofed recipes {Path(base).stem}`)"
         typer.echo(f"protofed: {note}, or use --resolved", err=True)
+
+
+def _show(file: Path, as_json: bool) -> None:
+    _show_text(file.read_text(encoding="utf-8"), as_json)
+
+
+def _show_text(toml: str, as_json: bool) -> None:
+    if as_json:
+        print_json(tomllib.loads(toml), ascii=False)
+    else:
+        typer.echo(toml, nl=False)
 
 
 def _recipe_row(name: str, file: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from protofed.client.distributed.launch import Launch, launched
-from protofed.common.address import check_connection
+from protofed.common.address import NO_TLS, check_connection, find_folder
 from protofed.common.clock import stamp, utc_now
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings
@@ -61,9 +61,9 @@ def own_identity(settings: ClientSettings, clock: Callable[[], datetime] = utc_n
     Raises:
         ConfigError: it cannot be used, or is another site's.
     """
-    if settings.identity is None:
+    if (folder := find_folder(settings.identity)) is None:
         return None
-    identity = LiveIdentity(settings.identity, Party.SITE, clock)
+    identity = LiveIdentity(folder, Party.SITE, clock)
     if (name := identity.current().certificate.name) != settings.site:
         text = f"the certificate in {settings.identity} is of site '{name}', and this is site '{settings.site}'; "
         raise IdentityError(
@@ -82,7 +82,7 @@ def own_proxy(settings: ClientSettings) -> Proxy | None:
 
     if settings.proxy is None:
         return None
-    if settings.plaintext:
+    if settings.identity == NO_TLS:
         raise ConfigError("proxy: plain text stays on this machine; remove the setting, or give --identity")
     for name in ("no_grpc_proxy", "no_proxy"):  # gRPC's C core reads them, and they would overrule the setting
         os.environ.pop(name, None)
@@ -132,7 +132,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         _follow(settings, launch)
         return
     logs.bind_fields(lambda: {"site": settings.site})
-    check_connection(settings.server, settings.identity, settings.plaintext)
+    check_connection(settings.server, settings.identity)
     identity = own_identity(settings)
     check_root(settings)
     with quick_imports():

@@ -12,7 +12,7 @@ import structlog
 from prometheus_client import ProcessCollector
 
 from protofed.common import plugins
-from protofed.common.address import check_connection
+from protofed.common.address import check_connection, find_folder
 from protofed.common.clock import stamp
 from protofed.common.config.recipe import Recipe, read_recipe
 from protofed.common.config.settings import Notify, ServerSettings
@@ -73,8 +73,8 @@ def checked(settings: ServerSettings, assignments: Sequence[str]) -> tuple[list[
         ConfigError: a recipe, the address or the identity cannot be used.
     """
     plugins.allow(settings.plugins)
-    check_connection(settings.listen, settings.identity, settings.plaintext)
-    identity = None if settings.identity is None else LiveIdentity(settings.identity, Party.SERVER)
+    folder = check_connection(settings.listen, settings.identity)
+    identity = None if folder is None else LiveIdentity(folder, Party.SERVER)
     return read_recipes(settings, assignments), identity
 
 
@@ -134,8 +134,8 @@ def run_server(
         runs = RunQueue(recipes, context)
         stack.enter_context(follower.following(ledger_url(settings), trackers))
         operator = OperatorApi(runs, context)
-        if settings.identity is not None:
-            operator.certificates.register_first_operators(settings.identity)
+        if (folder := find_folder(settings.identity)) is not None:
+            operator.certificates.register_first_operators(folder)
         if notifications is not None:
             notifications.start(runs, operator, context, stack)
         metrics = monitor.start(runs, operator, context, identity, stack)

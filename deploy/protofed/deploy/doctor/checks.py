@@ -24,7 +24,7 @@ class Diagnosis:
     """One kind of finding.
 
     Attributes:
-        code: the exit code if this is the first finding; 10 to 63 and 80 to 94, for 64 to 78 are codes of errors.
+        code: the exit code if this is the first finding; 10 to 63 and 80 to 95, for 64 to 78 are codes of errors.
         warns: the daemon works all the same; a failure under `--strict` only.
     """
 
@@ -36,7 +36,7 @@ class Diagnosis:
 
 BOTH = (
     Diagnosis("settings-invalid", 10, "Correct the option, the variable or the key of the --settings file."),
-    Diagnosis("connection-not-chosen", 11, "Give --identity FOLDER, or --plaintext for a try on one machine."),
+    Diagnosis("connection-not-chosen", 11, "Give --identity FOLDER, or --identity none for a try on one machine."),
     Diagnosis("library-missing", 12, "Install the wheel with [client] at a site, without an extra for a server."),
     Diagnosis("library-old", 13, "Install the wheel again, with -c constraints.txt of the clone or archive."),
     Diagnosis("clock-wrong", 14, "Set this machine's clock and keep it right (chrony, systemd-timesyncd)."),
@@ -44,12 +44,16 @@ BOTH = (
     Diagnosis("identity-unreadable", 16, "Bring the file back, give it to the daemon's account, or install it again."),
     Diagnosis("identity-of-another", 17, "Give the --identity folder of this very site or server, or correct `site`."),
     Diagnosis("key-readable-by-others", 18, "chmod 600 key.pem; renew it if somebody may have read it."),
-    Diagnosis("key-mismatch", 19, "Bring back the key that belongs to cert.pem, or protofed certs renew."),
+    Diagnosis("key-mismatch", 19, "Bring back the key that belongs to cert.pem, or protofed certs request --renew."),
     Diagnosis("certificate-of-another-authority", 20, "protofed certs install the bundle that the operator sent."),
     Diagnosis("authority-not-valid", 21, "Install a bundle of the new CA; if the dates look right, set the clock."),
-    Diagnosis("certificate-expired", 22, "protofed certs renew, have it signed, then protofed certs install."),
+    Diagnosis(
+        "certificate-expired", 22, "protofed certs request --renew, have it signed, then protofed certs install."
+    ),
     Diagnosis("certificate-not-yet-valid", 23, "Set this machine's clock, or wait until the certificate begins."),
-    Diagnosis("certificate-ends-soon", 24, "protofed certs renew now; the daemon goes on meanwhile.", warns=True),
+    Diagnosis(
+        "certificate-ends-soon", 24, "protofed certs request --renew now; the daemon goes on meanwhile.", warns=True
+    ),
     Diagnosis("state-not-writable", 25, "Give the folder to the daemon's account, mount it writable, or move --state."),
     Diagnosis("disk-full", 26, "Free space, or move --state to a larger disk."),
     Diagnosis("disk-low", 27, "Free space before it runs out.", warns=True),
@@ -57,7 +61,7 @@ BOTH = (
     Diagnosis("metrics-unusable", 29, "Correct `listen`, `identity` or `token` of the metrics."),
 )
 SERVER = (
-    Diagnosis("recipe-invalid", 30, "Correct the recipe; protofed recipes list names examples."),
+    Diagnosis("recipe-invalid", 30, "Correct the recipe; protofed recipes lists examples."),
     Diagnosis("operator-unusable", 31, "Put a valid operator's cert.pem into the folder operators/ of the identity."),
     Diagnosis("port-taken", 32, "End what listens there (ss -ltnp shows it), or choose another --listen."),
     Diagnosis("address-not-here", 33, "Listen on an address of this machine, as 0.0.0.0:7443, and a port over 1023."),
@@ -69,10 +73,8 @@ SERVER = (
     Diagnosis("blobs-unusable", 39, "Mount the folder that `blobs` names, or make it, writable for the server."),
 )
 CLIENT = (
-    Diagnosis(
-        "policy-missing", 40, "Write one: protofed policies show standard > policy.toml; or name it so: standard."
-    ),
-    Diagnosis("policy-invalid", 41, "Correct the file; protofed policies show standard prints a valid one."),
+    Diagnosis("policy-missing", 40, "Write one: protofed policies standard > policy.toml; or name it so: standard."),
+    Diagnosis("policy-invalid", 41, "Correct the file; protofed policies standard prints a valid one."),
     Diagnosis("name-unknown", 42, "Correct the name; `getent hosts NAME` shows whether this machine knows it."),
     Diagnosis("nothing-listens", 43, "Start it (`protofed server doctor` says what it lacks), or correct the port."),
     Diagnosis("no-answer", 44, "Have the firewall let this machine out to that port, or correct the address."),
@@ -116,7 +118,7 @@ RUN = (
 )
 SUMS = (
     Diagnosis("sum-identity-unusable", 85, "Bring the file back from the backup, mode 0600, of the daemon's account."),
-    Diagnosis("partners-unconfirmed", 86, "Compare the list's code with all hospitals: client consortium confirm."),
+    Diagnosis("partners-unconfirmed", 86, "Compare the list's code with all hospitals: client consortium --confirm."),
     Diagnosis("sites-few", 87, "Register the other sites, or lower the keys of [federation] named.", warns=True),
 )
 NOISE = (
@@ -125,9 +127,10 @@ NOISE = (
         "privacy-budget-spent", 89, "Decide at the site: more epsilon in its policy, or no such runs.", warns=True
     ),
 )
-MET = (Diagnosis("partners-on-first-use", 91, "Confirm a list of partners: protofed consortium offer.", warns=True),)
+MET = (Diagnosis("partners-on-first-use", 91, "Confirm a list of partners: protofed consortium --offer.", warns=True),)
 NOTIFY = (
-    Diagnosis("notify-unusable", 90, "Correct the table [notify]; then protofed server notify sends a test message."),
+    Diagnosis("notify-unusable", 90, "Correct the table [notify]; then server doctor --notify sends a test message."),
+    Diagnosis("notify-refused", 95, "Do as the answer says: correct address, token, user or TLS of that channel."),
 )
 OWNER = (Diagnosis("state-of-another", 92, "Give each site a --state folder of its own, or correct `site`."),)
 CHECK = (  # of `client check`, not of the doctor

@@ -16,6 +16,7 @@ from protofed.client.transport.channels import BusyError, fetch_server_info
 from protofed.client.transport.diagnosis import ConnectionDiagnosis, DiagnosisCode, diagnose
 from protofed.client.transport.proxy import Proxy
 from protofed.common import plugins
+from protofed.common.address import find_folder
 from protofed.common.clock import utc_now
 from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError, PolicyViolationError, ProtofedError, UnavailableError, count
@@ -95,10 +96,10 @@ class ClientDoctor:
     @cached_property
     def identity(self) -> LiveIdentity | None:
         """The site's identity, even one that has expired or is not valid yet; None: plain text."""
-        if self.settings.identity is None:
+        if (folder := find_folder(self.settings.identity)) is None:
             return None
         # `certificate` judges the dates, by the server's clock if this one is wrong; so they must not stop the rest.
-        at = machine.valid_time(self.settings.identity, self.clock())
+        at = machine.valid_time(folder, self.clock())
         return client.own_identity(self.settings, lambda: at)
 
     @cached_property
@@ -129,7 +130,7 @@ class ClientDoctor:
 
     def check_transport(self) -> str:
         """An identity for TLS, or plain text on request."""
-        return machine.transport(self.settings.server, self.settings.identity, plaintext=self.settings.plaintext)
+        return machine.transport(self.settings.server, self.settings.identity)
 
     def check_clock(self) -> str:
         """Against the server's clock or, without a connection, against the certificates' dates."""
@@ -152,10 +153,10 @@ class ClientDoctor:
 
     def check_certificate(self) -> str:
         """The certificate's dates, by the server's clock if this machine's is wrong."""
-        if self.settings.identity is None:
+        if (folder := find_folder(self.settings.identity)) is None:
             raise CheckSkippedError("none in plain text")
         at = self._trusted_time()
-        return machine.remaining(read_identity(self.settings.identity, Party.SITE, at).certificate, at)
+        return machine.remaining(read_identity(folder, Party.SITE, at).certificate, at)
 
     def check_route(self) -> str:
         """Name resolution, port and proxy: whether TCP reaches the server."""

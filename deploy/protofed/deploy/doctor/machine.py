@@ -23,7 +23,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from protofed.client.transport.diagnosis import ConnectionDiagnosis, DiagnosisCode
-from protofed.common.address import check_connection
+from protofed.common.address import IdentityChoice, check_connection
 from protofed.common.clock import stamp
 from protofed.common.config.settings import Monitoring
 from protofed.common.errors import ConfigError
@@ -183,14 +183,14 @@ def metrics(where: Monitoring | None, *, running: bool) -> str:
     return f"{where.listen} is taken, as by the daemon that is running"
 
 
-def transport(address: str, identity: Path | None, *, plaintext: bool) -> str:
+def transport(address: str, identity: IdentityChoice) -> str:
     """An identity for TLS, or plain text on request.
 
     Raises:
-        ConfigError: neither, or both, or plain text to another machine.
+        ConfigError: neither was chosen, or plain text to another machine.
     """
-    check_connection(address, identity, plaintext)
-    return "plain text on this machine" if plaintext else f"TLS, identity {identity}"
+    folder = check_connection(address, identity)
+    return "plain text on this machine" if folder is None else f"TLS, identity {folder}"
 
 
 def unused_proxies(setting: str) -> str:

@@ -14,20 +14,23 @@ from typing import TypeVar
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
+from protofed.common.address import find_folder
 from protofed.common.clock import stamp, utc_now
 from protofed.common.config.settings import ServerSettings
 from protofed.common.errors import ProtofedError, count
 from protofed.common.pki.certificate import Party, read_certificate
-from protofed.common.pki.identity import Identity, read_identity
+from protofed.common.pki.identity import Identity, LiveIdentity, read_identity
 from protofed.common.protocol.messages import Role
 from protofed.common.secure_aggregation.groups import Groups
 from protofed.common.storage.files import find_network_type
+from protofed.deploy import logs
 from protofed.deploy.daemons import server as server_process
 from protofed.deploy.doctor import machine
 from protofed.deploy.doctor.checks import Check, CheckFailedError, CheckSkippedError
 from protofed.deploy.doctor.secure_aggregation import server_message
 from protofed.server.access.certificates import FIRST_OPERATORS
-from protofed.server.notifications.channels import open_channels
+from protofed.server.notifications.channels import NotSentError, open_channels
+from protofed.server.notifications.wording import trial_notice
 from protofed.server.rounds.context import JOURNAL_FILE, open_server
 from protofed.server.rounds.queue import RunQueue
 from protofed.server.rpc import server as serving
@@ -48,11 +51,13 @@ class ServerDoctor:
     Attributes:
         read: reads the settings as the server does.
         assignments: over what the recipes say, as of `--set`.
+        notify: send a test message by each channel of [notify].
     """
 
     read: Callable[[], ServerSettings]
     clock: Callable[[], datetime] = utc_now
     assignments: Sequence[str] = ()
+    notify: bool = False
 
     def checks(self) -> list[Check]:
         """In the order of the table. Causes come first: the exit code is the first finding's."""
@@ -95,7 +100,7 @@ class ServerDoctor:
 
     def check_transport(self) -> str:
         """An identity for TLS, or plain text on request."""
-        return machine.transport(self.settings.listen, self.settings.identity, plaintext=self.settings.plaintext)
+        return machine.transport(self.settings.listen, self.settings.identity)
 
     def check_clock(self) -> str:
         """The clock is wrong if the state was written in its future; there is no other clock to compare it with."""
@@ -122,9 +127,9 @@ class ServerDoctor:
 
         Without one, nobody could start a run or register a site.
         """
-        if self.settings.identity is None:
+        if (own := find_folder(self.settings.identity)) is None:
             raise CheckSkippedError("in plain text the server accepts everybody")
-        folder, now = self.settings.identity / FIRST_OPERATORS, self.clock()
+        folder, now = own / FIRST_OPERATORS, self.clock()
         names = set()
         for path in sorted(folder.glob("*.pem")):
             certificate = read_certificate(path.read_bytes(), str(path))
@@ -153,7 +158,7 @@ class ServerDoctor:
         ]
         if not recipes:
             raise CheckSkippedError("no recipe has them")
-        if self.settings.identity is None:
+        if find_folder(self.settings.identity) is None:
             raise CheckSkippedError("in plain text sites are not registered")
         trainers = self._registered(Party.SITE, self.clock().timestamp())
         groups = self._groups()
@@ -206,12 +211,29 @@ class ServerDoctor:
         return machine.metrics(self.settings.metrics, running=self.running)
 
     def check_notify(self) -> str:
-        """The channels' secrets and CAs can be read; nothing is sent."""
+        """The channels' secrets and CAs can be read and, with `notify`, each takes a test message."""
         if (notify := self.settings.notify) is None:
+            if self.notify:
+                raise CheckFailedError("notify-refused", "the settings have no [notify], so nobody can be told")
             raise CheckSkippedError("nobody is told of anything: the settings have no [notify]")
-        open_channels(notify)
+        channels = open_channels(notify)
         unused = machine.unused_proxies("`notify.proxy`")
-        return f"{', '.join(notify.channels)}; `protofed server notify` sends a test message{unused}"
+        if not self.notify:
+            return f"{', '.join(notify.channels)}; --notify sends a test message{unused}"
+        logs.hide_server(self.settings)
+        folder = find_folder(self.settings.identity)
+        identity = None if folder is None else LiveIdentity(folder, Party.SERVER)
+        message = trial_notice(server_process.server_name(identity, self.settings.listen), self.clock().timestamp())
+        answers, refused = [f"test message {message.id}"], False
+        for channel in channels:
+            try:
+                answers.append(f"{channel.name} {channel.send(message)}")
+            except NotSentError as error:
+                answers.append(f"{channel.name} {error}")
+                refused = True
+        if refused:
+            raise CheckFailedError("notify-refused", "; ".join(answers) + unused)
+        return "; ".join(answers) + unused
 
     def check_memory(self) -> str:
         """The limit above which the memory guard makes uploads wait."""
@@ -239,7 +261,7 @@ class ServerDoctor:
 
     def _identity(self, now: datetime | None) -> Identity:
         """The server's identity; without `now`, its dates are not judged."""
-        if (folder := self.settings.identity) is None:
+        if (folder := find_folder(self.settings.identity)) is None:
             raise CheckSkippedError("none in plain text")
         return read_identity(folder, Party.SERVER, now or machine.valid_time(folder, self.clock()))
 

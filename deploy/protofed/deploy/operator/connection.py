@@ -6,7 +6,6 @@ import gzip
 import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import grpc
@@ -15,7 +14,7 @@ from google.protobuf.message import Message
 from protofed.client.transport.channels import Channels
 from protofed.client.transport.diagnosis import DiagnosisCode, diagnose
 from protofed.common import codec
-from protofed.common.address import check_connection
+from protofed.common.address import IdentityChoice, check_connection
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, DeniedError, ProtocolError, ProtofedError, StateError, UnavailableError
 from protofed.common.pki.identity import LiveIdentity, Party
@@ -47,7 +46,7 @@ _REMEDIES = {  # by a phrase of gRPC's details; a server that refuses a certific
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not of a CA in our ca.pem; is it the right server?",
     "Hostname Verification": "its certificate is for another address; give one that it names with --server",
     "Peer name": "its certificate is for another address; give one that it names with --server",
-    "WRONG_VERSION_NUMBER": "it speaks plain text; give --plaintext in place of --identity",
+    "WRONG_VERSION_NUMBER": "it speaks plain text; give --identity none",
 }
 
 
@@ -56,8 +55,7 @@ class Operator:
 
     Args:
         address: host:port.
-        identity: folder with the operator's certificate.
-        plaintext: instead of an identity; on this machine only.
+        identity: folder with the operator's certificate; `NO_TLS`: on this machine only.
 
     Attributes:
         waiting_display: entered while the first call waits for its reply, such as a `progress`.
@@ -68,11 +66,11 @@ class Operator:
         DeniedError: the certificate does not allow the call.
     """
 
-    def __init__(self, address: str, identity: Path | None = None, plaintext: bool = False) -> None:
-        check_connection(address, identity, plaintext)
+    def __init__(self, address: str, identity: IdentityChoice) -> None:
+        folder = check_connection(address, identity)
         self._address = address
         # The name stays, since pages and people go by it: it is under this one that the server's audit has the orders.
-        self._identity = None if identity is None else LiveIdentity(identity, Party.OPERATOR, keeps_name=True)
+        self._identity = None if folder is None else LiveIdentity(folder, Party.OPERATOR, keeps_name=True)
         self._channels = Channels(address, self._identity, options=OPTIONS)
         self.waiting_display: AbstractContextManager[object] = nullcontext()
 

@@ -174,7 +174,7 @@ def _what_numbers_disclose(plan: SitePlan) -> Iterator[str]:
     if any(
         len(plan.released[origin]) + len(plan.aggregated[origin]) < len(names) for origin, names in plan.scalars.items()
     ):
-        yield "The others stay on the site, where `protofed client scores` shows them."
+        yield "The others stay on the site, where `protofed client runs` shows them."
 
 
 def _about_numbers(plan: SitePlan) -> str:

@@ -112,7 +112,7 @@ class Follower(threading.Thread):
             self._abandon()
             fields = {"tracker": self._tracker.name, "why": f"{type(error).__name__}: {error}"[:500]}
             if last:
-                log.error("a tracker lacks the newest rounds; `protofed tracking sync` adds them", **fields)
+                log.error("a tracker lacks the newest rounds; `protofed tracking` adds them", **fields)
             else:
                 log.warning("a tracker failed; trying again", **fields)
             return

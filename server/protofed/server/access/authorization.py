@@ -118,7 +118,9 @@ class AccessRules:
             case "revoked":
                 raise RevokedError(f"{_describe(row)} was revoked on {date(row.revoked_at or 0.0)}: {row.reason}")
             case "expired":
-                raise DeniedError(f"{_describe(row)} expired on {date(row.not_after)}; renew it: protofed certs renew")
+                raise DeniedError(
+                    f"{_describe(row)} expired on {date(row.not_after)}; renew it: protofed certs request --renew"
+                )
             case "not-yet-valid":
                 raise DeniedError(f"{_describe(row)} is not valid before {date(row.not_before)}")
 

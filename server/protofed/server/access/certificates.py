@@ -215,7 +215,7 @@ def warn_of_expiry(identity: Identity, certificates: Certificates) -> None:
     seconds_left = ends - time.time()
     if seconds_left < SOON_S:
         log.warning(
-            "this server's certificate ends soon; renew it: protofed certs renew",
+            "this server's certificate ends soon; renew it: protofed certs request --renew",
             until=date(ends),
             days_left=int(seconds_left // 86_400),
         )

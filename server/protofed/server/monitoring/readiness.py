@@ -129,7 +129,8 @@ def identity_usable(identity: LiveIdentity | None) -> Callable[[], str]:
         if now < certificate.not_before:
             return f"the server's certificate is valid only from {stamp(certificate.not_before)}; is the clock right?"
         if now > certificate.not_after:
-            return f"the server's certificate expired on {stamp(certificate.not_after)}; renew it: protofed certs renew"
+            at = stamp(certificate.not_after)
+            return f"the server's certificate expired on {at}; renew it: protofed certs request --renew"
         return ""
 
     return OnDisk("the folder of the server's identity", missing)

@@ -163,8 +163,8 @@ def _certificate_ends(of: Occurrence) -> tuple[str, str, str, str]:
     until = f"in {days} days" if isinstance(days, int) and days >= 2 else "within two days"
     text = f"The certificate of {holder} ends {until}, on {of.facts['until']}. From then on its calls are refused."
     todo = (
-        "Renew it while it is valid: `protofed certs renew` where its key is, `protofed certs sign --server …` at the "
-        "coordinator, `protofed certs install`; the running process takes it up."
+        "Renew it while it is valid: `protofed certs request --renew` where its key is, `protofed certs sign "
+        "--server …` at the coordinator, `protofed certs install`; the running process takes it up."
     )
     severity = "critical" if isinstance(days, int) and days < 7 else "warning"
     return severity, f"the certificate of {holder} ends {until}", text, todo

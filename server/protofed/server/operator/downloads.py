@@ -107,7 +107,7 @@ def published(records: LedgerReader, blobs: BlobReader, run: str, round: int | N
     """
     rows = records.rounds(run)
     if not rows and records.run(run) is None:
-        raise ConfigError(f"there is no run '{short(run)}'; `protofed runs list` has all of them")
+        raise ConfigError(f"there is no run '{short(run)}'; `protofed runs show` has all of them")
     states = {row.round: row.state for row in rows if row.state is not None}
     for number in sorted(states, reverse=True) if round is None else (round,):  # newest first: one `has`, as a rule
         if number in states and blobs.has(states[number]):

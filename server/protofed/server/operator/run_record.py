@@ -173,7 +173,7 @@ def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, 
     """
     row = records.run(run)
     if row is None:
-        raise ConfigError(f"there is no run '{short(run)}'; `protofed runs list` has all of them")
+        raise ConfigError(f"there is no run '{short(run)}'; `protofed runs show` has all of them")
     recipe = json.loads(row.recipe)
     rounds = records.rounds(run, rolled_back=True)
     scores = _scores(records, run, rounds, recipe["classes"])

@@ -16,6 +16,7 @@ from tests.support.disturbed_run import RUN, close_channels, disturbed_run
 from tests.support.long_run import fill
 from tests.support.tls_server import TlsServer, tls_server
 
+from protofed.common.address import NO_TLS
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, UnavailableError
 from protofed.common.pki.identity import Party
@@ -39,7 +40,7 @@ SECRET = {"passphrase": "open sesame "}
 def troubled(live_server: Start, recipe_of: RecipeOf) -> Iterator[Browser]:
     """The pages of a server whose run had several things go wrong."""
     server, daemons = disturbed_run(live_server, recipe_of)
-    with Operator(server.address, plaintext=True) as operator:
+    with Operator(server.address, NO_TLS) as operator:
         yield Browser(console(operator, server.address, None))
     close_channels(daemons)
 
@@ -180,7 +181,7 @@ def drawn_figures(browser: Browser) -> str:
 def test_a_long_run_is_shown_page_by_page(live_server: Start, recipe_of: RecipeOf) -> None:
     server = live_server(recipe_of("fedavg", rounds=120, federation={"min_sites": 50}))
     fill(server.ledger._engine, RUN, rounds=95, sites=40)
-    with Operator(server.address, plaintext=True) as operator:
+    with Operator(server.address, NO_TLS) as operator:
         browser = Browser(console(operator, server.address, None))
         newest, oldest = browser.get(f"/runs/{RUN}"), browser.get(f"/runs/{RUN}/rounds?page=5")
         for text, first, last in (
@@ -215,7 +216,7 @@ def test_a_state_is_computed_again_and_a_run_rolled_back(troubled: Browser, monk
 def test_more_rounds_back_than_sites_go_need_a_tick(live_server: Start, recipe_of: RecipeOf) -> None:
     server = live_server(recipe_of("fedavg", rounds=120, federation={"min_sites": 50}))
     fill(server.ledger._engine, RUN, rounds=95, sites=1)
-    with Operator(server.address, plaintext=True) as operator:
+    with Operator(server.address, NO_TLS) as operator:
         browser = Browser(console(operator, server.address, None))
         assert "go 5 rounds back, under strict 2" in browser.get(f"/runs/{RUN}/rollback")
         path = f"/runs/{RUN}/rollback"

@@ -28,7 +28,7 @@ from protofed.deploy.pages.hospital.examination import SITE, Examination, Examin
 from protofed.deploy.pages.hospital.page import build_pages, client_page
 from protofed.deploy.pages.hospital.site import HospitalSite
 
-SETTINGS = 'site = "site-1"\npolicy = "standard"\nstate = "{state}"\nplaintext = true\nserver = "127.0.0.1:1"\n{data}'
+SETTINGS = 'site = "site-1"\npolicy = "standard"\nstate = "{state}"\nidentity = "none"\nserver = "127.0.0.1:1"\n{data}'
 DIGITS = """[data]
 source = "digits"
 test_fraction = 0.3
@@ -105,7 +105,7 @@ def test_the_overview_has_the_end_of_the_certificate(state: Path, tmp_path: Path
     Authority.make().issue(tmp_path / "identity", Party.SITE, "site-1", ends=ends)
     text = Browser(build_pages(with_identity(state, tmp_path / "identity"))).get("/")
     assert ends.strftime("%Y-%m-%d") in text
-    assert ("protofed certs renew" in text) is soon
+    assert ("protofed certs request --renew" in text) is soon
 
 
 def test_a_certificate_that_cannot_be_read_is_named(state: Path, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_certificate_that_cannot_be_read_is_named(state: Path, tmp_path: Path)
 
 def with_identity(state: Path, identity: Path) -> HospitalSite:
     """A site whose settings name this folder."""
-    settings = SETTINGS.replace("plaintext = true", f'identity = "{identity}"')
+    settings = SETTINGS.replace('identity = "none"', f'identity = "{identity}"')
     (file := state.parent / "site.toml").write_text(settings.format(state=state, data=DIGITS), encoding="utf-8")
     return HospitalSite(state, "standard", SiteSettings(file, {}))
 

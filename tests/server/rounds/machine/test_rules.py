@@ -413,5 +413,5 @@ def test_groups_of_earlier_runs_that_are_too_small_or_not_whole_are_named_with_w
     assert "`protofed sites regroup a`" in small
     (lacking,) = unmet(recipe(federation=asked), frozenset("abde"), groups)
     assert lacking.startswith("the group a, b, c is without c: ")
-    assert "`protofed client consortium forget-group`" in lacking
+    assert "`protofed client consortium --forget-group`" in lacking
     assert unmet(recipe(federation=asked), frozenset("abdef"), groups) == []

@@ -367,7 +367,7 @@ def pasted(text: str) -> Recipe:
     table = parse_toml(text.replace("\r\n", "\n").lstrip("\ufeff"), "the pasted recipe is not TOML")
     if "extends" in table:
         raise ConfigError(
-            "the pasted recipe extends another file, which is not here; paste what `protofed recipes show FILE` prints"
+            "the pasted recipe extends another file, which is not here; paste what `protofed recipes FILE` prints"
         )
     return parse(table, Recipe, "the pasted recipe")
 

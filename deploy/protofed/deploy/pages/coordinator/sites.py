@@ -89,7 +89,8 @@ class SitePages:
         partners = ", ".join(other for other in info.group if other != info.site)
         return self._done(
             request,
-            f"{info.site}, {partners}: dissolved; now `protofed client consortium forget-group` at each of {partners}",
+            f"{info.site}, {partners}: dissolved; now `protofed client consortium --forget-group` at each of "
+            f"{partners}",
         )
 
     def _done(self, request: Request, text: str) -> Response:

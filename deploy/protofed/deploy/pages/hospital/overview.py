@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from protofed.client.policy.approval import ApprovalStatus
 from protofed.client.secure_aggregation.partners import Partners
+from protofed.common.address import find_folder
 from protofed.common.clock import utc_now
 from protofed.common.errors import ConfigError, ProtofedError, count
 from protofed.common.pki.certificate import read_certificate
@@ -91,7 +92,7 @@ def _missing(site: HospitalSite) -> list[str]:
 def _certificate(site: HospitalSite) -> Mapping[str, Any]:
     """When the site's certificate ends, in Unix time (0: it has none, or the settings are not known), and if soon."""
     try:
-        identity = None if site.settings is None else site.settings.read().identity
+        identity = None if site.settings is None else find_folder(site.settings.read().identity)
         if identity is None:
             return {"certificate_end": 0.0, "certificate_soon": False, "certificate_problem": ""}
         file = identity / CERTIFICATE

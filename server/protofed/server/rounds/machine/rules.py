@@ -26,7 +26,7 @@ from protofed.server.rounds.machine.phases import Plateau, Sites
 AGREEING = 2  # a first model that one site alone made would be whatever that site sent
 DISSOLVED = (
     "if that stays so, `protofed sites regroup {}` dissolves it, and a person at each of its sites runs "
-    "`protofed client consortium forget-group`"
+    "`protofed client consortium --forget-group`"
 )
 
 

@@ -35,7 +35,7 @@ from protofed.server.rounds.machine.rules import Grouping
 
 _REFUSED: Final = (
     "; a site refuses sites whose identity has changed, and a group other than the one it is in: its log says which "
-    "(`protofed client consortium show`)"
+    "(`protofed client consortium`)"
 )
 _AGGREGATED: Final = frozenset(
     {TaskKind.SHARE, TaskKind.CONTRIBUTORS, TaskKind.MASK}

@@ -108,7 +108,7 @@ class Waiting:
         if self.regroup:
             what = f"{what} (for good? `protofed sites regroup {self.regroup}`)"
         if any(site.why == PauseReason.PARTNERS for site in self.missing):
-            what = f"{what}; `protofed consortium show` has the next step"
+            what = f"{what}; `protofed consortium` has the next step"
         if not self.newcomers:
             return what
         more, wait = self.group - len(self.newcomers), "wait" if len(self.newcomers) > 1 else "waits"
