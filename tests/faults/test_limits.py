@@ -79,7 +79,7 @@ def test_row_86_a_blocked_event_loop_is_told_and_passes(
 ) -> None:
     """NOT_SERVING when the loop can say so again, the stack of what blocked it in the log, SERVING a moment later."""
     here = processes_of(quick_recipe())
-    here.server(fails="loop:3=sleep10")
+    here.server(fails="loop:10=sleep10")
     watch = HealthWatch(here.address)
     go = here.folder / "go"  # the run does not end, nor its server, before that is said
     here.trainer("site-1", fails=f"fit-done=until{go}")
