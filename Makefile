@@ -127,8 +127,8 @@ protos: .venv/ready     ## generate the messages and stubs from the .proto files
 policies: .venv/ready   ## the lists of methods in deploy/policies, of all that a policy's other rules admit
 	.venv/bin/python -m tests.support.shipped_policies
 
-pictures:        ## docs/*.svg from docs/*.dot; needs graphviz
-	dot -Tsvg docs/assets/architecture.dot -o docs/assets/architecture.svg
+pictures:        ## docs/assets/architecture.svg and update.svg from their .dot; needs graphviz
+	for name in architecture update; do dot -Tsvg docs/assets/$$name.dot -o docs/assets/$$name.svg || exit 1; done
 
 constraints: .venv/ready ## write down the versions that are installed now, and the hashes of the images' wheels
 	(head -1 constraints.txt; .venv/bin/python -m pip freeze --exclude-editable) > constraints.new && mv constraints.new constraints.txt
