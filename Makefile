@@ -128,7 +128,7 @@ policies: .venv/ready   ## the lists of methods in deploy/policies, of all that 
 	.venv/bin/python -m tests.support.shipped_policies
 
 pictures:        ## docs/*.svg from docs/*.dot; needs graphviz
-	for name in architecture pilot; do dot -Tsvg docs/assets/$$name.dot -o docs/assets/$$name.svg; done
+	for name in architecture pilot update; do dot -Tsvg docs/assets/$$name.dot -o docs/assets/$$name.svg || exit 1; done
 
 constraints: .venv/ready ## write down the versions that are installed now, and the hashes of the images' wheels
 	(head -1 constraints.txt; .venv/bin/python -m pip freeze --exclude-editable) > constraints.new && mv constraints.new constraints.txt
