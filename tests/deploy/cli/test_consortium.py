@@ -34,22 +34,22 @@ def state(tmp_path: Path) -> Path:
 
 
 def test_the_group_is_shown_with_the_day_and_the_run(state: Path, run: Run) -> None:
-    shown = run("show", "--state", state)[1]
+    shown = run("--state", state)[1]
     assert "group: ann, bob, cleo, since 2026-11-24T04:00:00Z, run lesions\n" in shown
     assert "can invent the other sites of the group" in shown  # no list is confirmed
-    assert json.loads(run("show", "--state", state, "--json")[1])["group"]["group"] == ["ann", "bob", "cleo"]
+    assert json.loads(run("--state", state, "--json")[1])["group"]["group"] == ["ann", "bob", "cleo"]
 
 
 def test_a_person_who_forgets_it_is_told_what_that_gives_away(
     state: Path, run: Run, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, _, why = run("forget-group", "--state", state)
+    code, _, why = run("--forget-group", "--state", state)
     assert code == 78
     assert "by subtracting sums" in why
     assert "--yes" in why
     assert (state / FOLDER / GROUP).exists()
     monkeypatch.setenv("SUDO_USER", "eva")
-    assert run("forget-group", "--state", state, "--yes")[0] == 0
+    assert run("--forget-group", "--state", state, "--yes")[0] == 0
     assert Sessions(state / FOLDER).group() is None
     code, out, _ = called(capfd, "audit", "show", state, "--json")
     assert code == 0
@@ -69,21 +69,21 @@ def test_a_person_confirms_a_list_and_sees_what_changed_and_who_reads_the_site_a
 ) -> None:
     first = listed({site: sites[site] for site in ("ann", "bob", "cleo")}, coordinator="Hospital bob")
     (state / OFFERED).write_text(first.document)
-    assert "offered, not confirmed here:" in run("show", "--state", state)[1]
-    code, _, why = run("confirm", first.code, "--state", state)
+    assert "offered, not confirmed here:" in run("--state", state)[1]
+    code, _, why = run("--confirm", first.code, "--state", state)
     assert (code, "Do you know each of these hospitals" in why) == (78, True)
-    assert run("confirm", first.code, "--state", state, "--yes")[0] == 0
-    shown = run("show", "--state", state)[1]
+    assert run("--confirm", first.code, "--state", state, "--yes")[0] == 0
+    shown = run("--state", state)[1]
     assert "Hospital bob runs the server and is in this site's group as bob." in shown
     assert "The server reads this site's update alone only together with Hospital cleo (cleo)." in shown
     second = listed({site: sites[site] for site in ("ann", "bob", "dan")}, number=2, coordinator="Hospital bob")
     (state / OFFERED).write_text(second.document)
-    _, told, _ = run("confirm", second.code, "--state", state, "--yes")
+    _, told, _ = run("--confirm", second.code, "--state", state, "--yes")
     assert "Hospital dan (dan) is new." in told
     assert "Hospital cleo (cleo) is no longer a partner." in told
     assert "This site's group ends, because cleo is no longer a partner." in told
     assert Sessions(state / FOLDER).group() is None
-    known = json.loads(run("show", "--state", state, "--json")[1])
+    known = json.loads(run("--state", state, "--json")[1])
     assert (known["site"], known["confirmed"]["code"]) == ("ann", second.code)
     notes = json.loads(called(capfd, "audit", "show", state, "--json")[1])["notes"]
     assert [note["what"].split(" confirmed")[0] for note in notes] == [
@@ -94,7 +94,7 @@ def test_a_person_confirms_a_list_and_sees_what_changed_and_who_reads_the_site_a
 
 
 def test_without_a_group_there_is_none_to_forget(tmp_path: Path, run: Run) -> None:
-    assert run("show", "--state", tmp_path)[1].startswith("No list of partners is confirmed here")
-    assert json.loads(run("show", "--state", tmp_path, "--json")[1])["group"] is None
-    assert run("forget-group", "--state", tmp_path, "--yes")[0] == 78
-    assert run("show", "--state", tmp_path / "mistyped")[0] == 78
+    assert run("--state", tmp_path)[1].startswith("No list of partners is confirmed here")
+    assert json.loads(run("--state", tmp_path, "--json")[1])["group"] is None
+    assert run("--forget-group", "--state", tmp_path, "--yes")[0] == 78
+    assert run("--state", tmp_path / "mistyped")[0] == 78

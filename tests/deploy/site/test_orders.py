@@ -150,6 +150,15 @@ def test_what_was_handed_in_before_is_listed_or_that_nothing_was(
     assert [event for event, _ in lines(state)][before:] == ["withdrawn"]  # it has the run's folder: it took part
 
 
+def test_a_run_without_scores_says_so_beside_the_decision(
+    run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path
+) -> None:
+    run("deny", recipe.name, "--state", tmp_path, "--yes")
+    code, out, _ = run("runs", recipe.name, "--state", tmp_path)
+    assert (code, "denied" in out, "none yet" in out) == (0, True, True)
+    assert json.loads(run("runs", recipe.name, "--state", tmp_path, "--json")[1])["rounds"] == []
+
+
 def test_an_approval_takes_it_back(run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path) -> None:
     run("deny", recipe.name, "--state", tmp_path, "--yes")
     assert run("approve", recipe.name, "--state", tmp_path, "--yes")[0] == 0

@@ -319,6 +319,8 @@ def _show_scores(state: Path, run: str, as_json: bool) -> None:
     if as_json:
         print_json({"run": run, **view.plain()})
         return
+    if not rows:  # offered to an earlier state folder of this site
+        say(run)
     for row in rows:
         for line in offered_runs.run_lines(row, console.width):
             say(line)

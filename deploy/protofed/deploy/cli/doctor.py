@@ -25,7 +25,7 @@ LISTED = ("settings", "site", "server", "policy", "state", "identity", "recipe",
 KEYS = {"recipe": "recipes", "role": "roles"}  # option -> settings key, where the two differ
 Strict = Annotated[bool, typer.Option("--strict", help="Treat warnings as failures.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Open the data but do not load them.")]
-Notify = Annotated[bool, typer.Option("--notify", help="Send a test message by each channel of [notify].")]
+Notify = Annotated[bool, typer.Option("--notify", help="Send a test message by each channel of the table `notify`.")]
 ForRecipe = Annotated[
     str | None, typer.Option("--recipe", help="Compare the data with this recipe: a file, or a shipped name.")
 ]

@@ -130,16 +130,34 @@ NOISE = (
 MET = (Diagnosis("partners-on-first-use", 91, "Confirm a list of partners: protofed consortium --offer.", warns=True),)
 NOTIFY = (
     Diagnosis("notify-unusable", 90, "Correct the table [notify]; then server doctor --notify sends a test message."),
-    Diagnosis("notify-refused", 95, "Do as the answer says: correct address, token, user or TLS of that channel."),
 )
 OWNER = (Diagnosis("state-of-another", 92, "Give each site a --state folder of its own, or correct `site`."),)
 CHECK = (  # of `client check`, not of the doctor
     Diagnosis("scores-untrue", 93, "Correct what the verdict names after `but`: equal images, labels, one class."),
 )
 CALL = (Diagnosis("call-failed", 94, "Look at what it says of this machine (names, libraries), then at versions."),)
+REFUSED = (
+    Diagnosis("notify-refused", 95, "Do as the answer says: correct address, token, user or TLS of that channel."),
+)
 DIAGNOSES = {
     entry.name: entry
-    for group in (BOTH, SERVER, CLIENT, (INTERNAL,), IMAGES, ROLES, RUN, SUMS, NOISE, NOTIFY, MET, OWNER, CHECK, CALL)
+    for group in (
+        BOTH,
+        SERVER,
+        CLIENT,
+        (INTERNAL,),
+        IMAGES,
+        ROLES,
+        RUN,
+        SUMS,
+        NOISE,
+        NOTIFY,
+        MET,
+        OWNER,
+        CHECK,
+        CALL,
+        REFUSED,
+    )
     for entry in group
 }
 
