@@ -55,12 +55,7 @@ def test_two_sites_of_1_and_3_steps_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "length"),
-    [
-        ({}, 3.0),
-        ({"momentum": 0.5}, 1 + 1.5 + 1.75),
-        ({"momentum": 0.5, "optimizer": "adam"}, 3.0),
-    ],
+    ("plan", "length"), [({}, 3.0), ({"momentum": 0.5}, 1 + 1.5 + 1.75), ({"momentum": 0.5, "optimizer": "adam"}, 3.0)]
 )
 def test_a_site_sends_its_model_after_one_mean_step(
     plan: dict[str, Any], length: float, local_of: LocalOf, linear: Linear

@@ -26,10 +26,7 @@ Linear = Callable[..., SplitModel]
 Site = Callable[..., FitContext]
 
 NO_STEP = 1e-300  # a learning rate that moves nothing
-MODEL: Payload = {
-    Part.BODY: {"0.weight": np.eye(2)},
-    Part.HEAD: {"weight": np.zeros((2, 2)), "bias": np.zeros(2)},
-}
+MODEL: Payload = {Part.BODY: {"0.weight": np.eye(2)}, Part.HEAD: {"weight": np.zeros((2, 2)), "bias": np.zeros(2)}}
 AXES = {"0": np.array([2.0, 0.0]), "1": np.array([0.0, 0.5])}
 KNOWN: Payload = {**MODEL, Part.PROTOTYPES: AXES}
 CE, GPC = math.log(2), math.log(1 + math.exp(0.2))  # of the example below under KNOWN: cosines .6 and .8

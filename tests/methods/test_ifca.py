@@ -70,11 +70,7 @@ def test_a_round_by_hand() -> None:
     assert same_tensors(third, site_models(state)[1])
     assert [
         server.start(new, "ann", sent(tuple(choice), (0.0, 0.0)))[Part.HEAD]["bias"].tolist() for choice in np.eye(3)
-    ] == [
-        [3.0, 0.0],
-        [7.0, 7.0],
-        third[Part.HEAD]["bias"].tolist(),
-    ]
+    ] == [[3.0, 0.0], [7.0, 7.0], third[Part.HEAD]["bias"].tolist()]
 
 
 def test_the_other_models_have_the_first_ones_numbers_in_an_order_of_their_own() -> None:

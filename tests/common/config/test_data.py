@@ -49,13 +49,7 @@ def test_what_is_not_said_changes_nothing() -> None:
         plain.max_unreadable_fraction,
         plain.group_pattern,
         plain.preprocessing_digest,
-    ) == (
-        {},
-        frozenset(),
-        0,
-        None,
-        None,
-    )
+    ) == ({}, frozenset(), 0, None, None)
 
 
 @pytest.mark.parametrize(

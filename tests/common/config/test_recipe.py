@@ -583,12 +583,7 @@ def test_the_lowest_rate_is_that_of_no_other_round(schedule: Any, warmup: int) -
         assert after == sorted(after, reverse=True)
 
 
-PLAN_KEYS = {
-    "loss": "balanced-softmax",
-    "sampling": "class-balanced",
-    "buffers": "local",
-    "warmup_rounds": 3,
-}
+PLAN_KEYS = {"loss": "balanced-softmax", "sampling": "class-balanced", "buffers": "local", "warmup_rounds": 3}
 
 
 def test_keys_of_the_plan_reach_the_wire_and_the_fingerprint() -> None:

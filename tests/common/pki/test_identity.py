@@ -11,12 +11,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import (
-    BestAvailableEncryption,
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-)
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from tests.support.pki import BEGINS, ENDS, NOW, Authority, key_pem
 
@@ -200,13 +195,7 @@ def test_a_name_that_is_no_id_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize(
     "uris",
-    [
-        (),
-        ("https://site/a",),
-        ("protofed://clinic/a",),
-        ("site/a",),
-        ("protofed://site/a", "protofed://operator/a"),
-    ],
+    [(), ("https://site/a",), ("protofed://clinic/a",), ("site/a",), ("protofed://site/a", "protofed://operator/a")],
 )
 def test_a_certificate_that_names_nobody_is_refused(uris: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="here names nobody whom protofed knows"):

@@ -81,10 +81,7 @@ SAID: list[tuple[Any, dict[str, Any]]] = [
     ),
     (pb.CommitRequest(caller=CALLER), WHO),
     (pb.ScoresRequest(scores={"accuracy": 3.14159}), {"scores": ["accuracy"]}),
-    (
-        op.StartRunRequest(recipe=CONTENT),
-        {"recipe": f"7 characters, blake3-256 {digest(CONTENT.encode())}"},
-    ),
+    (op.StartRunRequest(recipe=CONTENT), {"recipe": f"7 characters, blake3-256 {digest(CONTENT.encode())}"}),
     (op.AbortRunRequest(run="r", reason="why\n"), {"run": "r", "reason": "why\n"}),
     (op.ShowRunRequest(first=-3), {"first": -3}),
     (op.ListRunsRequest(), {}),
