@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from protofed.common import codec
 from protofed.common.payload import (
-    NOT_ON_THE_WIRE,
     ContributorMeans,
     Mean,
     Part,
@@ -28,24 +27,6 @@ from protofed.common.payload import (
     unit,
 )
 from protofed.common.payload import weights as weights_of
-
-
-def test_no_part_can_hold_data_or_labels() -> None:
-    assert set(Part) - NOT_ON_THE_WIRE == {
-        "body",
-        "head",
-        "prototypes",
-        "class-presence",
-        "class-shares",
-        "class-models",
-        "secure-aggregation",
-        "control",
-        "class-gradients",
-        "choice",
-        "steps",
-        "site-models",
-    }
-    assert {"label-distribution", "private"} == NOT_ON_THE_WIRE  # see test_wire
 
 
 def test_a_manifest_names_every_tensor_in_the_order_of_its_path() -> None:

@@ -271,14 +271,8 @@ def test_equal_runs_have_equal_fingerprints_wherever_their_data_are() -> None:
     assert sound(plan={}).fingerprint() == sound(plan={"epochs": 1}).fingerprint()  # the default, said
 
 
-DIFFERENT: dict[str, Any] = {
-    "name": "r-2",
-    "seed": 1,
-    "rounds": 4,
-    "classes": 11,
-    "input__shape": [3, 8, 8],
-    "model__name": "other",
-}
+DIFFERENT: dict[str, Any] = {"name": "r-2", "seed": 1, "rounds": 4, "classes": 11, "input__shape": [3, 8, 8]}
+DIFFERENT |= {"model__name": "other"}
 DIFFERENT |= {"method__prototype_momentum": 0.6, "method__scale": 2.0, "plan__lr": 0.02, "plan__warmup_rounds": 3}
 DIFFERENT |= {"plan__loss": "balanced-softmax", "plan__sampling": "class-balanced", "plan__buffers": "local"}
 

@@ -106,7 +106,7 @@ def test_reading_twice_mixes_nothing_and_no_file_is_needed(server: Path, tmp_pat
 
 def test_a_wrong_setting_is_named_with_its_file(tmp_path: Path) -> None:
     for line, said in (
-        ("lisen = 'x'", "unknown key 'lisen': did you mean"),
+        ("lisen = 'x'", "unknown key 'lisen': did you"),
         ("keep_rounds = -1", "keep_rounds = -1: "),
     ):
         (tmp_path / "s.toml").write_text(f"recipes = ['a.toml']\n{line}\n")

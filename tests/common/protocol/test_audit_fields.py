@@ -80,6 +80,7 @@ SAID: list[tuple[Any, dict[str, Any]]] = [
         WHO | {"round": 2, "upload": "u", "metrics": ["accuracy", "loss"], "weight": True},
     ),
     (pb.CommitRequest(caller=CALLER), WHO),
+    (pb.HeartbeatRequest(telemetry={"step_seconds": 0.125}), {"telemetry": ["step_seconds"]}),
     (pb.ScoresRequest(scores={"accuracy": 3.14159}), {"scores": ["accuracy"]}),
     (op.StartRunRequest(recipe=CONTENT), {"recipe": f"7 characters, blake3-256 {digest(CONTENT.encode())}"}),
     (op.AbortRunRequest(run="r", reason="why\n"), {"run": "r", "reason": "why\n"}),
@@ -109,11 +110,11 @@ def test_no_number_that_could_be_measured_is_ever_told() -> None:
 
 def test_a_sites_own_log_has_the_values_of_numbers() -> None:
     commit = pb.CommitRequest(caller=CALLER, round=2, metrics={"loss": 0.25, "accuracy": -0.0}, weight=3.0)
-    assert audit_fields(commit, values=True) == WHO | {
-        "round": 2,
-        "metrics": {"accuracy": 0.0, "loss": 0.25},
-        "weight": 3.0,
-    }
+    said = {"round": 2, "metrics": {"accuracy": 0.0, "loss": 0.25}, "weight": 3.0}
+    assert audit_fields(commit, values=True) == WHO | said
+    task = pb.Task(kind=pb.TASK_KIND_FIT, run="r", task_id="t", base_digest="d", base_bytes=9, remaining_s=4.5)
+    told = {"kind": "fit", "run": "r", "task_id": "t", "base_digest": "d", "base_bytes": 9, "remaining_s": 4.5}
+    assert audit_fields(task, values=True) == told
     assert audit_fields(pb.NextTaskRequest(caller=CALLER, wait_s=20.0), values=True) == WHO | {"wait_s": 20.0}
     chunk = audit_fields(pb.Chunk(upload="u", data=CONTENT.encode()), values=True)
     assert chunk == {"upload": "u", "data": "7 bytes"}, "data never"
@@ -128,20 +129,6 @@ def test_values_that_json_does_not_have_and_too_many_of_them_are_texts() -> None
     many = pb.ScoresRequest(scores={f"{'s' * 200}{number}": 0.5 for number in range(2048)})
     assert "blake3-256" in str(audit_fields(many, values=True)["scores"])
     json.dumps(audit_fields(many, values=True), allow_nan=False)
-
-
-def test_a_task_is_told_with_the_digest_of_its_base() -> None:
-    task = pb.Task(kind=pb.TASK_KIND_FIT, run="r", round=3, task_id="t", base_digest="d", base_bytes=9, remaining_s=4.5)
-    told = audit_fields(task, values=True)
-    assert told == {
-        "kind": "fit",
-        "run": "r",
-        "round": 3,
-        "task_id": "t",
-        "base_digest": "d",
-        "base_bytes": 9,
-        "remaining_s": 4.5,
-    }
 
 
 def test_requests_have_no_other_messages_in_them_than_those_that_are_told_here() -> None:
