@@ -132,20 +132,9 @@ ANSWERS = {
     "Wait": "retry_after_s",
 }
 NEVER = {
-    *(
-        "label",
-        "labels",
-        "target",
-        "targets",
-        "count",
-        "counts",
-        "histogram",
-        "histograms",
-        "distribution",
-        "frequency",
-    ),
-    *("frequencies", "image", "images", "pixel", "pixels", "picture", "example", "examples", "sample", "samples"),
-    *("patient", "patients", "raw", "text", "message", "note", "path", "file", "host", "address"),
+    *("label", "labels", "target", "targets", "count", "counts", "histogram", "histograms", "distribution"),
+    *("frequency", "frequencies", "image", "images", "pixel", "pixels", "picture", "example", "examples", "sample"),
+    *("samples", "patient", "patients", "raw", "text", "message", "note", "path", "file", "host", "address"),
 }
 PARTS = {
     *("body", "head", "prototypes", "class_presence", "class_shares", "class_models", "secure_aggregation"),

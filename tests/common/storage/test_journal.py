@@ -101,17 +101,16 @@ TAMPERINGS: list[tuple[Callable[[list[bytes]], list[bytes]], int]] = [
     (lambda found: [*found[:2], found[2].replace(b":", b": ", 1), *found[3:]], 3),  # says the same
     (lambda found: [*found[:2], b'{"seq":3,' + found[2][1:], *found[3:]], 3),  # a key twice
     (lambda found: [*found[:2], b"\n", *found[2:]], 3),
-    (lambda found: [*found[:2], b"[" * 100_000 + b"\n", *found[2:]], 3),
     (lambda found: [*found[:2], b"\xff\x00\n", *found[2:]], 3),
-    (lambda found: [*found[:4], found[4][:-1]], 5),  # half a line, until the journal is opened again
-    (lambda found: [*found[:4], found[4][:-9]], 5),
+    (lambda found: [*found[:2], found[2][:50] + b"\n", *found[3:]], 3),
+    (lambda found: [*found, b"x" * (journal.LONGEST + 1)], 6),  # does not end
 ]
 
 
 @pytest.mark.parametrize(("tamper", "named"), TAMPERINGS)
 def test_the_first_bad_record_is_named(path: Path, tamper: Callable[[list[bytes]], list[bytes]], named: int) -> None:
     path.write_bytes(b"".join(tamper(lines(path))))
-    with pytest.raises(StateError, match=rf"record {named}\b"):
+    with pytest.raises(TamperedError, match=rf"line {named}: record {named}\b"):
         verify(path)
 
 
@@ -175,15 +174,7 @@ class Disk:
 
 
 @pytest.mark.parametrize("room", [0, 1, 100])
-@pytest.mark.parametrize(
-    ("number", "kind"),
-    [
-        (errno.ENOSPC, OutOfSpaceError),
-        (errno.EDQUOT, OutOfSpaceError),
-        (errno.EIO, DiskFailureError),
-        (errno.EROFS, DiskFailureError),
-    ],
-)
+@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, OutOfSpaceError), (errno.EIO, DiskFailureError)])
 def test_a_write_that_fails_adds_nothing_and_the_same_again_succeeds(
     path: Path, room: int, number: int, kind: type[StateError]
 ) -> None:
@@ -293,9 +284,6 @@ def test_a_file_that_cannot_be_had_is_an_error_of_ours(tmp_path: Path, path: str
         verify(tmp_path / path)
 
 
-# Several lines at a time
-
-
 def three(number: int = 0) -> list[tuple[str, dict[str, Any]]]:
     return [("call", {"number": number + more}) for more in range(3)]
 
@@ -311,9 +299,7 @@ def test_several_lines_share_one_fsync_and_follow_each_other(path: Path, monkeyp
     assert len(synced) == 2, "nothing to write needs no fsync"
     told = list(records(path))
     assert [(r.event, r.facts.get("number")) for r in told[5:]] == [
-        ("call", 0),
-        ("call", 1),
-        ("call", 2),
+        *(("call", n) for n in range(3)),
         ("one more", None),
     ]
 
@@ -353,9 +339,6 @@ def test_several_lines_torn_at_any_byte_leave_the_first_ones(path: Path) -> None
         assert [r.event for r in list(records(path))[5:]] == ["call"] * whole + ["torn"] * bool(torn)
 
 
-# What is said of a file that is not as it was written
-
-
 @pytest.mark.parametrize("left", [1, 9, 100])
 def test_half_a_line_at_the_end_is_no_tampering(path: Path, left: int) -> None:
     found = lines(path)
@@ -364,26 +347,6 @@ def test_half_a_line_at_the_end_is_no_tampering(path: Path, left: int) -> None:
     with pytest.raises(HalfLineError, match=rf"line 5: only {left} bytes of record 5: its writer .* was killed"):
         told.extend(records(path))
     assert [record.seq for record in told] == [1, 2, 3, 4], "what is whole is good"
-
-
-def test_a_changed_line_is_named_by_its_place(path: Path) -> None:
-    path.write_bytes(b"".join(edited(lines(path))))
-    with pytest.raises(TamperedError, match="line 3: record 3 is not what was written"):
-        verify(path)
-
-
-def test_half_a_line_in_the_middle_is_tampering(path: Path) -> None:
-    found = lines(path)
-    path.write_bytes(b"".join([*found[:2], found[2][:50] + b"\n", *found[3:]]))
-    with pytest.raises(TamperedError, match="record 3 "):
-        verify(path)
-
-
-def test_a_line_that_does_not_end_is_no_half_one(path: Path) -> None:
-    with path.open("ab") as file:
-        file.write(b"x" * (journal.LONGEST + 1))
-    with pytest.raises(TamperedError, match="record 6 "):
-        verify(path)
 
 
 def test_a_flipped_bit_before_the_last_line_is_found_at_the_start(path: Path) -> None:
