@@ -48,7 +48,7 @@ def refused(code: str) -> pytest.RaisesExc[SecureAggregationError]:
     return pytest.RaisesExc(SecureAggregationError, check=lambda error: error.code == code)
 
 
-@pytest.mark.parametrize("count", [3, 4, 5, 10, 50])
+@pytest.mark.parametrize("count", [3, 4, 10, 20])
 def test_the_sum_of_all_sites(count: int) -> None:
     here = Sum.of(count)
     numbers = numbers_of(here.included)
@@ -125,7 +125,7 @@ def test_who_dealt_false_shares_is_named_and_of_whoever_reveals_them_how_many_th
 
 
 def test_a_site_that_deals_false_shares_among_many_is_named_though_others_lie_as_well() -> None:
-    here, alive, told, _ = agreed(20)
+    here, alive, told, _ = agreed(12)
     for seeds in told.values():
         seeds.self_seeds["site-01"] = bytes(16)  # type: ignore[index]
     told["site-02"] = Revealed(dict.fromkeys(alive, bytes(16)), {})

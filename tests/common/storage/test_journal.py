@@ -298,10 +298,8 @@ def test_several_lines_share_one_fsync_and_follow_each_other(path: Path, monkeyp
     kept.append_all([])
     assert len(synced) == 2, "nothing to write needs no fsync"
     told = list(records(path))
-    assert [(r.event, r.facts.get("number")) for r in told[5:]] == [
-        *(("call", n) for n in range(3)),
-        ("one more", None),
-    ]
+    expected = [*(("call", number) for number in range(3)), ("one more", None)]
+    assert [(r.event, r.facts.get("number")) for r in told[5:]] == expected
 
 
 @pytest.mark.parametrize("room", [0, 1, 300, 500])
