@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.half_rounds import model, parts, play
+from tests.support.half_rounds import GOLDEN, LocalOf, model, parts, play
 from tests.support.round_contexts import round_context
 
 from protofed.client.methods.apple import APPLEClient, decay
 from protofed.client.methods.solo import SoloClient
-from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
 from protofed.common.payload import Part, Payload, SiteId, Update, same_tensors
 from protofed.server.methods.apple import APPLEServer
 from protofed.server.methods.solo import SoloServer
 
-LocalOf = Callable[..., FitContext]
-Linear = Callable[..., SplitModel]
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "apple_authors_reg.npz"
 CORES: Payload = {
     **model((9.0, 9.0)),
     Part.SITE_MODELS: {
@@ -35,9 +28,9 @@ OWN_IS_1 = {"row": np.array(1), "own": np.array(0.0), "others": np.zeros(2)}
 
 
 @pytest.fixture
-def local(local_of: LocalOf, linear: Linear) -> FitContext:
+def local(tiny: LocalOf) -> FitContext:
     """One example x = 0 of class 0, so that the biases alone move; the second of two cores is the site's own."""
-    local = local_of(linear([[9.0]], 2), [[0.0]], [0], 2, round=2, rounds=20, lr=0.1)
+    local = tiny([[0.0]], [0], round=2, rounds=20, lr=0.1)
     local.client_state[Part.PRIVATE] = OWN_IS_1
     return local
 
@@ -75,7 +68,7 @@ def test_p_is_drawn_to_p0_until_l_is_over(local: FitContext) -> None:
 
 
 def test_the_authors_schedules() -> None:
-    with np.load(GOLDEN) as golden:
+    with np.load(GOLDEN / "apple_authors_reg.npz") as golden:
         end, mu = float(golden["last_fraction"] * golden["num_rounds"]), float(golden["mu"])
         for schedule in ("cosine", "exponential"):
             made = [mu * decay(int(done), end, schedule) for done in golden["rounds"]]
@@ -84,7 +77,7 @@ def test_the_authors_schedules() -> None:
 
 def test_the_authors_penalty(local: FitContext) -> None:
     """In round 1 lambda is 1, so that mu is their coefficient: what it adds to the loss is mu ||p - p_0||^2."""
-    with np.load(GOLDEN) as golden:
+    with np.load(GOLDEN / "apple_authors_reg.npz") as golden:
         gap, expected = golden["p"] - golden["p0"], float(golden["reg_loss_coef05"])
     cores = {name: np.concatenate([stack[:1]] * len(gap)) for name, stack in CORES[Part.SITE_MODELS].items()}
     local.round, losses = 1, []
@@ -105,18 +98,17 @@ def test_before_the_server_has_its_core_a_site_counts_the_first_model_as_its_own
     np.testing.assert_allclose(parts(local.model)[Part.HEAD]["bias"], [(9 + 1 + 0) / 3, (9 - 1 + 0) / 3])
 
 
-def test_sites_find_their_cores_by_what_they_sent(local_of: LocalOf, linear: Linear) -> None:
+def test_sites_find_their_cores_by_what_they_sent(tiny: LocalOf) -> None:
     sites = {
-        site: local_of(linear([[9.0]], 2), [[float(number)]], [number % 2], 2, lr=0.1)
-        for number, site in enumerate(("ann", "bob", "cyd"), 1)
+        site: tiny([[float(number)]], [number % 2], lr=0.1) for number, site in enumerate(("ann", "bob", "cyd"), 1)
     }
     states = play(APPLEServer(), APPLEClient(), sites, model(), 3)
     assert [int(local.client_state[Part.PRIVATE]["row"]) for local in sites.values()] == [0, 1, 2]
     assert len(states[3][Part.SITE_MODELS]["head.bias"]) == 3
 
 
-def test_a_core_is_found_though_some_of_its_head_left_as_it_came(local_of: LocalOf, linear: Linear) -> None:
-    first, received = local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1), model()
+def test_a_core_is_found_though_some_of_its_head_left_as_it_came(tiny: LocalOf) -> None:
+    first, received = tiny([[2.0]], [0], lr=0.1), model()
     sent = APPLEClient().fit(first, received).payload
     withheld = {**sent, Part.HEAD: {**sent[Part.HEAD], "weight": received[Part.HEAD]["weight"]}}
     other = {**sent, Part.HEAD: {**sent[Part.HEAD], "bias": sent[Part.HEAD]["bias"] * 2}}
@@ -151,14 +143,9 @@ def test_whose_a_core_is_stays_on_the_server_and_where_it_starts_from_is_its_own
 
 
 @pytest.mark.parametrize("sites", [("ann",), ("ann", "bob")])
-def test_with_all_of_p_on_the_own_core_and_frozen_it_trains_alone(
-    sites: tuple[SiteId, ...], local_of: LocalOf, linear: Linear
-) -> None:
+def test_with_all_of_p_on_the_own_core_and_frozen_it_trains_alone(sites: tuple[SiteId, ...], tiny: LocalOf) -> None:
     def made() -> dict[SiteId, FitContext]:
-        return {
-            site: local_of(linear([[9.0]], 2), [[2.0 + number], [1.0]], [0, 1], 2, lr=0.1, epochs=2)
-            for number, site in enumerate(sites)
-        }
+        return {site: tiny([[2.0 + number], [1.0]], [0, 1], lr=0.1, epochs=2) for number, site in enumerate(sites)}
 
     apple, alone = made(), made()
     play(SoloServer(), SoloClient(), alone, model(), 3)

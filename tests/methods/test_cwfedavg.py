@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.half_rounds import GOLDEN, Linear, LocalOf, announced, parts
 from tests.support.round_contexts import round_context
 from torch import nn
 
@@ -23,17 +24,13 @@ from protofed.client.training.context import FitContext
 from protofed.client.training.losses import class_shares
 from protofed.common import codec
 from protofed.common.errors import ConfigError, PolicyViolationError
-from protofed.common.payload import Array, Part, Payload, Update, describe, same_tensors
+from protofed.common.payload import Array, Part, Payload, Update, same_tensors
 from protofed.common.protocol import wire
-from protofed.common.protocol.messages import Manifest
 from protofed.server.methods.cwfedavg import CwFedAvgServer as Server
 from protofed.server.methods.fedavg import FedAvgServer as FedAvgServer
 from protofed.server.methods.mixtures import FACTORS
 from protofed.server.rounds.intake import intake
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-LocalOf = Callable[..., FitContext]
-Linear = Callable[..., SplitModel]
 MODEL_PARTS = (Part.BODY, Part.HEAD)
 
 
@@ -71,11 +68,6 @@ def value(payload: Payload) -> float:
     numbers = {float(n) for part in MODEL_PARTS for t in payload[part].values() if t.dtype.kind == "f" for n in t.flat}
     assert max(numbers) - min(numbers) < 1e-12
     return min(numbers)
-
-
-def announced(payload: Payload) -> Manifest:
-    data = codec.encode(payload)
-    return Manifest(describe(payload), len(data), codec.digest(data))
 
 
 # The server, by hand
@@ -326,17 +318,13 @@ RECEIVED: Payload = {
 }
 
 
-def held(local: FitContext) -> Payload:
-    return {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
-
-
 def test_without_the_regularizer_training_is_fedavgs(site: Callable[..., FitContext]) -> None:
     plain, ours, regular = (site(lr=0.05, epochs=3, batch_size=2, momentum=0.9) for _ in range(3))
     losses = [FedAvgClient().fit(plain, RECEIVED).metrics, CwFedAvgClient(wdr=0).fit(ours, RECEIVED).metrics]
-    assert same_tensors(held(ours), held(plain))
+    assert same_tensors(parts(ours.model), parts(plain.model))
     assert losses[0] == losses[1]
     CwFedAvgClient(wdr=1).fit(regular, RECEIVED)
-    assert not same_tensors(held(regular), held(plain))
+    assert not same_tensors(parts(regular.model), parts(plain.model))
 
 
 def test_the_regularizer_makes_the_norms_tell_the_distribution(site: Callable[..., FitContext]) -> None:
@@ -359,7 +347,7 @@ def test_shares_are_of_the_head_after_training(site: Callable[..., FitContext]) 
 def test_install_gives_the_mixture_that_was_received(site: Callable[..., FitContext]) -> None:
     local = site()
     CwFedAvgClient().load_global(local, RECEIVED)
-    assert same_tensors(held(local), RECEIVED)
+    assert same_tensors(parts(local.model), RECEIVED)
     assert CwFedAvgClient.declares.personal == "loaded"  # what a site predicts with, before it trains on
 
 
@@ -426,7 +414,7 @@ def test_class_models_are_mixed_only_where_the_true_shares_are_aggregated(local_
     """A server that learns what a site sends must not have it begin where the site's true distribution puts it."""
     site = linear(np.eye(2), 2)
     local = local_of(site, np.zeros((4, 2)), [0, 0, 0, 1], 2)
-    first = {Part.BODY: dump(site.body), Part.HEAD: dump(site.head)}
+    first = parts(site)
     heads = np.zeros((2, *first[Part.HEAD]["weight"].shape))
     heads[0], heads[1] = 1.0, 5.0
     received = {**first, Part.CLASS_MODELS: {"head.weight": heads, "head.bias": np.zeros((2, 2)), FACTORS: np.eye(2)}}

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.half_rounds import Linear, LocalOf, parts
 from tests.support.round_contexts import round_context
 
 from protofed.client.methods.cwfedavg_private import CwFedAvgPrivateClient
 from protofed.client.methods.fedavg import FedAvgClient
-from protofed.client.models.split import SplitModel, dump
+from protofed.client.models.split import dump
 from protofed.client.training.context import FitContext
 from protofed.common import codec
 from protofed.common.payload import Part, Payload, Update, describe, same_tensors
@@ -19,8 +20,6 @@ from protofed.common.protocol.messages import Manifest
 from protofed.server.methods.cwfedavg_private import CwFedAvgPrivateServer as Server
 from protofed.server.rounds.intake import intake
 
-LocalOf = Callable[..., FitContext]
-Linear = Callable[..., SplitModel]
 Site = Callable[..., FitContext]
 
 MODEL: Payload = {
@@ -40,10 +39,6 @@ def site(local_of: LocalOf, linear: Linear) -> Site:
     """Three of class 0, one of class 2."""
     features = [[3.0, 4.0], [1.0, -1.0], [2.0, 0.0], [-1.0, 1.0]]
     return lambda **plan: local_of(linear(np.full((2, 2), 9.0), 3), features, [0, 0, 0, 2], 3, **plan)
-
-
-def held(local: FitContext) -> Payload:
-    return {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
 
 
 def update(value: float, classes: list[int], weight: float | None = None) -> Update:
@@ -93,9 +88,9 @@ def test_training_is_fedavgs_from_the_mean(site: Site) -> None:
     ours, plain = site(**plan), site(**plan)
     made = CwFedAvgPrivateClient().fit(ours, STATE)
     assert FedAvgClient().fit(plain, MODEL).metrics == made.metrics
-    assert same_tensors(held(ours), held(plain))
-    assert not same_tensors(held(ours), MODEL)
-    assert same_tensors({part: made.payload[part] for part in (Part.BODY, Part.HEAD)}, held(ours))
+    assert same_tensors(parts(ours.model), parts(plain.model))
+    assert not same_tensors(parts(ours.model), MODEL)
+    assert same_tensors({part: made.payload[part] for part in (Part.BODY, Part.HEAD)}, parts(ours.model))
 
 
 def trap() -> Payload:

@@ -8,26 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.half_rounds import LocalOf, model, parts
 from tests.support.round_contexts import round_context
 
 from protofed.client.methods.fedavg import FedAvgClient
-from protofed.client.models.split import SplitModel, dump
-from protofed.client.training.context import FitContext
-from protofed.common.payload import Part, Payload, Update, same_tensors
+from protofed.common.payload import Part, Update, same_tensors
 from protofed.server.methods.fedavg import FedAvgServer as Server
 from protofed.server.rounds.intake import intake
 
-LocalOf = Callable[..., FitContext]
-Linear = Callable[..., SplitModel]
-
-FIRST: Payload = {
-    Part.BODY: {"0.weight": np.array([[1.0]])},
-    Part.HEAD: {"weight": np.zeros((2, 1)), "bias": np.zeros(2)},
-}
+FIRST = model()
 
 
 @pytest.fixture
-def fit(local_of: LocalOf, linear: Linear) -> Callable[..., Update]:
+def fit(tiny: LocalOf) -> Callable[..., Update]:
     """A site with `count` examples x = 2 of one class, after one step of lr = .1 from `FIRST`.
 
     Logits are 0, so p = (.5, .5): the head's own class gains .1 * .5 * 2 = .1, its bias .05; the body's gradient is
@@ -35,7 +28,7 @@ def fit(local_of: LocalOf, linear: Linear) -> Callable[..., Update]:
     """
 
     def make(label: int, count: int = 1) -> Update:
-        local = local_of(linear([[9.0]], 2), [[2.0]] * count, [label] * count, 2, lr=0.1)
+        local = tiny([[2.0]] * count, [label] * count, lr=0.1)
         return FedAvgClient().fit(local, FIRST)
 
     return make
@@ -94,8 +87,8 @@ def test_integer_buffers_take_the_maximum() -> None:
     assert updates[0].payload[Part.BODY]["w"] == 7.0  # what came in was not touched
 
 
-def test_every_site_starts_from_the_global_model(local_of: LocalOf, linear: Linear) -> None:
+def test_every_site_starts_from_the_global_model(tiny: LocalOf) -> None:
     state = Server().init(FIRST, round_context(2))
-    local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2)
+    local = tiny([[2.0]], [0])
     FedAvgClient().load_global(local, Server().broadcast(state, "ann"))
-    assert same_tensors({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, FIRST)
+    assert same_tensors(parts(local.model), FIRST)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tests.support.golden_nets import assert_near, two_layers
-from tests.support.half_rounds import model, parts, play
+from tests.support.half_rounds import GOLDEN, Linear, LocalOf, model, parts, play
 from tests.support.round_contexts import round_context
 from torch import nn
 
@@ -19,16 +18,12 @@ from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.method import compute_losses, distance, mixed
 from protofed.client.methods.fedfomo import FedFomoClient, first_order, normalised_gains
 from protofed.client.methods.solo import SoloClient
-from protofed.client.models.split import SplitModel, site_models
+from protofed.client.models.split import site_models
 from protofed.client.training.context import FitContext
 from protofed.common.config.tables import Input
 from protofed.common.payload import Array, Part, Payload, SiteId, Update, same_tensors
 from protofed.server.methods.fedfomo import FedFomoServer
 
-LocalOf = Callable[..., FitContext]
-Linear = Callable[..., SplitModel]
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "fedfomo_weights.npz"
 ONE_PIXEL = Input(shape=(1, 1, 1))
 
 
@@ -47,7 +42,7 @@ def site_of(local_of: LocalOf, linear: Linear) -> Callable[..., FitContext]:
 
 
 def test_the_releases_weights_and_mixture(local_of: LocalOf) -> None:
-    with np.load(GOLDEN) as golden:
+    with np.load(GOLDEN / "fedfomo_weights.npz") as golden:
         shapes = [tuple(int(n) for n in shape.strip("()").split(",") if n) for shape in golden["param_shapes"]]
 
         def unflattened(flat: Array) -> Payload:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.support.half_rounds import parts
+from tests.support.half_rounds import LocalOf, parts
 from tests.support.round_contexts import round_context
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -30,7 +29,6 @@ from protofed.common.secure_aggregation.linear_form import read_form
 from protofed.server.method import server_methods
 from protofed.server.methods.fedic import FEDICServer
 
-LocalOf = Callable[..., FitContext]
 LN2, LN3 = math.log(2), math.log(3)
 
 

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.half_rounds import GOLDEN, Linear, LocalOf, announced
 from tests.support.round_contexts import round_context
 from torch import nn
 
 from protofed.client.methods.fednh import FedNHClient
-from protofed.client.models.split import CosineHead, SplitModel
-from protofed.client.training.context import FitContext
-from protofed.common import codec
+from protofed.client.models.split import CosineHead
 from protofed.common.config.recipe import Plan
 from protofed.common.errors import CodecError
-from protofed.common.payload import Part, Payload, Update, describe
-from protofed.common.protocol.messages import Manifest
+from protofed.common.payload import Part, Payload, Update
 from protofed.server.methods.fednh import FedNHServer as Server
 from protofed.server.rounds.intake import intake
-
-GOLDEN = Path(__file__).parents[1] / "golden"
-LocalOf = Callable[..., FitContext]
-Linear = Callable[..., SplitModel]
 
 NO_STEP = 1e-300  # a learning rate that moves nothing
 CASES = {
@@ -55,11 +47,6 @@ def update(rows: dict[int, Any], body: float = 0.0, scale: float = 1.0, weight: 
     means = {str(c): np.asarray(row, dtype=np.float64) for c, row in rows.items()}
     payload = {**sent([[body]], scale, []), Part.PROTOTYPES: means}
     return Update("ann", payload, weight=weight)
-
-
-def announced(payload: Payload) -> Manifest:
-    data = codec.encode(payload)
-    return Manifest(describe(payload), len(data), codec.digest(data))
 
 
 @pytest.mark.parametrize("case", CASES)

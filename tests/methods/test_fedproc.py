@@ -8,21 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.half_rounds import Linear, LocalOf, announced, parts
 from tests.support.round_contexts import round_context
 
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.methods.fedproc import FedProcClient
-from protofed.client.models.split import SplitModel, dump
 from protofed.client.training.context import FitContext
 from protofed.common import codec
 from protofed.common.errors import CodecError
-from protofed.common.payload import Part, Payload, Update, describe, same_tensors
-from protofed.common.protocol.messages import Manifest
+from protofed.common.payload import Part, Payload, Update, same_tensors
 from protofed.server.methods.fedproc import FedProcServer as Server
 from protofed.server.rounds.intake import intake
 
-LocalOf = Callable[..., FitContext]
-Linear = Callable[..., SplitModel]
 Site = Callable[..., FitContext]
 
 NO_STEP = 1e-300  # a learning rate that moves nothing
@@ -38,10 +35,6 @@ def site(local_of: LocalOf, linear: Linear) -> Site:
     return lambda **plan: local_of(linear(np.full((2, 2), 9.0), 2), [[3.0, 4.0]], [0], 2, **{"lr": NO_STEP, **plan})
 
 
-def held(local: FitContext) -> Payload:
-    return {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
-
-
 def update(
     value: float, rows: dict[int, Any], weight: float | None = None, site: str = "ann", dtype: str = "float64"
 ) -> Update:
@@ -49,11 +42,6 @@ def update(
     model = {part: {name: np.full_like(t, value, dtype) for name, t in MODEL[part].items()} for part in MODEL}
     prototypes = {str(c): np.asarray(row, dtype) for c, row in rows.items()}
     return Update(site, {**model, Part.PROTOTYPES: prototypes}, weight=weight)
-
-
-def announced(payload: Payload) -> Manifest:
-    data = codec.encode(payload)
-    return Manifest(describe(payload), len(data), codec.digest(data))
 
 
 # alpha
@@ -83,16 +71,16 @@ def test_with_the_contrast_from_the_start_t_counts_from_the_second_round(
 def test_the_first_round_is_fedavgs(site: Site) -> None:
     local, plain = (site(lr=0.1, momentum=0.9, epochs=3, rounds=5) for _ in range(2))
     made = FedProcClient().fit(local, MODEL)
-    assert same_tensors(held(local), held(plain)) is False
+    assert same_tensors(parts(local.model), parts(plain.model)) is False
     FedAvgClient().fit(plain, MODEL)
-    assert same_tensors(held(local), held(plain))
-    assert same_tensors({part: made.payload[part] for part in (Part.BODY, Part.HEAD)}, held(plain))
+    assert same_tensors(parts(local.model), parts(plain.model))
+    assert same_tensors({part: made.payload[part] for part in (Part.BODY, Part.HEAD)}, parts(plain.model))
 
 
 def test_with_the_contrast_from_the_start_the_first_round_only_makes_prototypes(site: Site) -> None:
     local = site(lr=0.5, rounds=3)
     made = FedProcClient(gpc_from_start=True).fit(local, MODEL)
-    assert same_tensors(held(local), MODEL)
+    assert same_tensors(parts(local.model), MODEL)
     assert same_tensors(made.payload, {**MODEL, Part.PROTOTYPES: made.payload[Part.PROTOTYPES]})
     np.testing.assert_allclose(made.payload[Part.PROTOTYPES]["0"], [0.6, 0.8], atol=1e-15)
     assert made.metrics == {"loss": 0.0}
@@ -102,7 +90,7 @@ def test_a_run_of_one_round_trains_all_the_same(site: Site) -> None:
     local = site(lr=0.5, rounds=1)
     made = FedProcClient(gpc_from_start=True).fit(local, MODEL)
     assert made.metrics == {"loss": pytest.approx(CE, abs=1e-6)}
-    assert not same_tensors(held(local), MODEL)
+    assert not same_tensors(parts(local.model), MODEL)
 
 
 # A site
@@ -163,7 +151,7 @@ def test_an_example_of_a_class_without_prototype_is_trained_on_by_cross_entropy_
 def test_install_gives_the_global_model(site: Site) -> None:
     local = site()
     FedProcClient().load_global(local, KNOWN)
-    assert same_tensors(held(local), MODEL)
+    assert same_tensors(parts(local.model), MODEL)
 
 
 @pytest.mark.parametrize("rows", [{"2": np.ones(2)}, {"0": np.ones(3)}])

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.half_rounds import Linear, LocalOf
 from torch import Tensor, nn
 
 from protofed.client.method import client_methods
 from protofed.client.methods import fedprp
 from protofed.client.methods.fedprp import FedPRPClient
-from protofed.client.models.split import PrototypeHead, SplitModel, dump
+from protofed.client.models.split import PrototypeHead, dump
 from protofed.client.training import losses
 from protofed.client.training.context import FitContext
 from protofed.client.training.loop import train
@@ -27,8 +28,6 @@ from protofed.server.method import server_methods
 from protofed.server.methods.fedprp import FedPRPServer as Server
 from protofed.server.rounds.intake import intake
 
-LocalOf = Callable[..., FitContext]
-Linear = Callable[..., SplitModel]
 Site = Callable[..., FitContext]
 
 NO_STEP = 1e-300  # a learning rate that moves nothing
@@ -99,7 +98,7 @@ def features(body: Tensors) -> Array:
 # One step
 
 
-def test_one_step_by_hand(local_of: LocalOf, linear: Linear) -> None:
+def test_one_step_by_hand(tiny: LocalOf) -> None:
     """D = 1, body w = 1, head zero; x = 1 of class 0, x = 3 of class 1; lr .1, tau 1, P_0 = 2, no P_1; margins 1.
 
     Head: gradient of its rows -+1/2 (1 - 3) / 2 = +-.5, so rows -.05, .05; biases stay.
@@ -113,7 +112,7 @@ def test_one_step_by_hand(local_of: LocalOf, linear: Linear) -> None:
         Part.HEAD: {"weight": np.zeros((2, 1)), "bias": np.zeros(2)},
         Part.PROTOTYPES: {"0": np.array([2.0])},
     }
-    local = local_of(linear([[9.0]], 2), [[1.0], [3.0]], [0, 1], 2, lr=0.1)
+    local = tiny([[1.0], [3.0]], [0, 1], lr=0.1)
     made = FedPRPClient(head_epochs=1, temperature=1.0, margins="learned").fit(local, received)
     np.testing.assert_allclose(local.client_state[Part.HEAD]["weight"], [[-0.05], [0.05]], atol=1e-12)
     np.testing.assert_allclose(local.client_state[Part.HEAD]["bias"], [0.0, 0.0], atol=1e-12)

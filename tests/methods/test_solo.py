@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from tests.support.half_rounds import parts
 from tests.support.round_contexts import round_context
 
 from protofed.client.methods.solo import SoloClient
-from protofed.client.models.split import SplitModel, dump
+from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
 from protofed.common import codec
 from protofed.common.payload import Part, Payload, Update, describe, same_tensors
@@ -29,14 +30,10 @@ def site(local_of: Callable[..., FitContext], linear: Callable[..., SplitModel])
     return lambda **plan: local_of(linear(np.full((2, 2), 9.0), 2), [[3.0, 4.0], [1.0, -1.0]], [0, 1], 2, **plan)
 
 
-def held(local: FitContext) -> Payload:
-    return {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
-
-
 def test_the_first_round_starts_from_the_common_model(site: Callable[..., FitContext]) -> None:
     local = site()
     SoloClient().load_global(local, COMMON)
-    assert same_tensors(held(local), COMMON)
+    assert same_tensors(parts(local.model), COMMON)
 
 
 def test_later_rounds_go_on_from_the_sites_own_memory(site: Callable[..., FitContext]) -> None:
@@ -46,9 +43,9 @@ def test_later_rounds_go_on_from_the_sites_own_memory(site: Callable[..., FitCon
     later = site(lr=0.1, epochs=1)  # the model is gone, the memory is there
     later.client_state = half.client_state
     SoloClient().fit(later, COMMON)
-    assert same_tensors(held(later), held(whole))
-    assert same_tensors(later.client_state, held(whole))
-    assert not same_tensors(held(half), held(whole))
+    assert same_tensors(parts(later.model), parts(whole.model))
+    assert same_tensors(later.client_state, parts(whole.model))
+    assert not same_tensors(parts(half.model), parts(whole.model))
 
 
 def test_install_gives_the_sites_own_model(site: Callable[..., FitContext]) -> None:
@@ -57,7 +54,7 @@ def test_install_gives_the_sites_own_model(site: Callable[..., FitContext]) -> N
     again = site()
     again.client_state = local.client_state
     SoloClient().load_global(again, COMMON)
-    assert same_tensors(held(again), held(local))
+    assert same_tensors(parts(again.model), parts(local.model))
 
 
 def test_no_tensor_is_sent(site: Callable[..., FitContext]) -> None:
