@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,6 @@ def update(site: int, state: Payload, classes: set[int], weight: float | None = 
     rows = {str(c): draw(100 * site + c, *matrix.shape) for c in classes}
     payload = {Part.BODY: {"w": draw(site, 2)}, Part.HEAD: head, Part.CLASS_GRADIENTS: rows}
     return Update(f"site-{site}", payload, weight=weight)
-
-
-# The site
 
 
 def received(matrix: Any) -> Payload:
@@ -93,9 +91,6 @@ def test_a_class_of_few_images_stays(tiny: LocalOf) -> None:
     assert made[Part.CLASS_GRADIENTS].keys() == {"1"}
 
 
-# The server
-
-
 def test_the_first_head_is_both_classifiers_and_features_are_normal() -> None:
     state = first(CReFFServer())
     np.testing.assert_array_equal(state[Part.HEAD][RETRAINED], joined(state[Part.HEAD]))
@@ -104,21 +99,12 @@ def test_the_first_head_is_both_classifiers_and_features_are_normal() -> None:
     assert abs(features.mean()) < 0.1
     assert abs(features.std() - 1) < 0.1
     assert not state[Part.PRIVATE][KNOWN].any()
-
-
-def test_no_site_is_sent_features_and_all_are_sent_the_same() -> None:
-    state = first()
-    assert sent(QUICK, state, "ann").keys() == {Part.BODY, Part.HEAD}
+    assert sent(QUICK, state, "ann").keys() == {Part.BODY, Part.HEAD}, "and no features"
     assert QUICK.broadcast(state, "ann") is QUICK.broadcast(state, "bob")
-
-
-def test_features_follow_from_the_run_s_seed() -> None:
-    model = {part: first()[part] for part in (Part.BODY, Part.HEAD)}
-    one, again, other = (
-        QUICK.init(model, round_context(CLASSES, seed=seed))[Part.PRIVATE][FEATURES] for seed in (7, 7, 8)
-    )
+    plain = {part: state[part] for part in (Part.BODY, Part.HEAD)}
+    one, again, other = (QUICK.init(plain, round_context(CLASSES, seed=n))[Part.PRIVATE][FEATURES] for n in (7, 7, 8))
     np.testing.assert_array_equal(one, again)
-    assert not np.array_equal(one, other)
+    assert not np.array_equal(one, other), "they follow from the run's seed"
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -142,9 +128,7 @@ def test_the_model_that_is_trained_is_fedavg_s() -> None:
     state = first()
     updates = [update(1, state, {0, 1}, 10.0), update(2, state, {1}, 30.0)]
     for weighting in ("uniform", "examples"):
-        after = CReFFServer(features=4, match_epochs=3, crt_epochs=2, weighting=weighting).aggregate(
-            state, updates, round_context()
-        )
+        after = replace(QUICK, weighting=weighting).aggregate(state, updates, round_context())
         plain = FedAvgServer(weighting=weighting).aggregate(state, updates, round_context())
         head = {name: array for name, array in after[Part.HEAD].items() if name != RETRAINED}
         assert same_tensors({Part.BODY: after[Part.BODY], Part.HEAD: head}, plain)

@@ -44,17 +44,13 @@ def test_a_sites_step_by_hand(fit: Callable[..., Update]) -> None:
     assert (made.site, made.weight) == ("ann", 3.0)
 
 
-def test_two_sites_uniform(fit: Callable[..., Update]) -> None:
-    new = Server().aggregate(FIRST, iter([fit(label=0, count=1), fit(label=1, count=3)]), round_context())
+def test_two_sites_uniform_and_by_examples(fit: Callable[..., Update]) -> None:
+    updates = [fit(label=0, count=1), fit(label=1, count=3)]
+    new = Server().aggregate(FIRST, iter(updates), round_context())
     np.testing.assert_allclose(new[Part.HEAD]["weight"], [[0.0], [0.0]], atol=1e-15)
     np.testing.assert_allclose(new[Part.HEAD]["bias"], [0.0, 0.0], atol=1e-15)
     np.testing.assert_allclose(new[Part.BODY]["0.weight"], [[1.0]], atol=1e-15)
-
-
-def test_two_sites_by_examples(fit: Callable[..., Update]) -> None:
-    new = Server(weighting="examples").aggregate(
-        FIRST, iter([fit(label=0, count=1), fit(label=1, count=3)]), round_context()
-    )
+    new = Server(weighting="examples").aggregate(FIRST, iter(updates), round_context())
     np.testing.assert_allclose(new[Part.HEAD]["weight"], [[-0.05], [0.05]], atol=1e-15)  # 1/4 of .1, 3/4 of -.1
     np.testing.assert_allclose(new[Part.HEAD]["bias"], [-0.025, 0.025], atol=1e-15)
 
@@ -73,18 +69,6 @@ def test_a_withheld_count_is_refused_only_where_it_is_needed() -> None:
     assert "example count is missing" in fault.text
     assert intake.scalars_problem({}, 3.0, by_examples) is None
     assert intake.scalars_problem({}, None, uniform) is None
-
-
-def test_integer_buffers_take_the_maximum() -> None:
-    updates = [
-        Update("ann", {Part.BODY: {"seen": np.array(count), "w": np.array([float(count)])}, Part.HEAD: {}}, weight=w)
-        for count, w in ((7, 1.0), (4, 3.0))
-    ]
-    new = Server(weighting="examples").aggregate(FIRST, updates, round_context())[Part.BODY]
-    assert new["seen"] == 7
-    assert new["seen"].dtype == np.int64
-    np.testing.assert_allclose(new["w"], [4.75])
-    assert updates[0].payload[Part.BODY]["w"] == 7.0  # what came in was not touched
 
 
 def test_every_site_starts_from_the_global_model(tiny: LocalOf) -> None:

@@ -22,12 +22,8 @@ FIRST = first_model()
 
 
 def model(weight: float, buffer: float = 0.0) -> Payload:
-    body = {
-        "bn.weight": np.array([float(weight)]),
-        "bn.running_var": np.array([buffer]),
-        "bn.num_batches_tracked": np.array(3),
-    }
-    return {Part.BODY: body, Part.HEAD: {}}
+    statistics = {"bn.running_var": np.array([buffer]), "bn.num_batches_tracked": np.array(3)}
+    return {Part.BODY: {"bn.weight": np.array([float(weight)]), **statistics}, Part.HEAD: {}}
 
 
 def steps(number: float) -> Payload:

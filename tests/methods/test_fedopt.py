@@ -117,12 +117,7 @@ def test_sites_are_sent_the_model_and_no_moments(half: FedOptServer) -> None:
 @pytest.mark.parametrize("name", sorted(architectures))
 def test_buffers_are_known_by_their_names(name: str) -> None:
     built = build(NamedOptions(name=name), IMAGES, 3)
-    assert all(is_buffer(path) for path, _ in built.named_buffers())
-    assert not any(is_buffer(path) for path, _ in built.named_parameters())
-
-
-def test_the_buffers_of_pytorchs_normalisation_layers_are_known() -> None:
-    layers = torch.nn.BatchNorm2d(3), torch.nn.InstanceNorm2d(3, track_running_stats=True), torch.nn.SyncBatchNorm(3)
-    assert all(is_buffer(f"body.{path}") for layer in layers for path, _ in layer.named_buffers())
-    assert not is_buffer("running_variance")
-    assert not is_buffer("running_var.weight")
+    layers = torch.nn.InstanceNorm2d(3, track_running_stats=True), torch.nn.SyncBatchNorm(3)
+    assert all(is_buffer(f"body.{path}") for net in (built, *layers) for path, _ in net.named_buffers())
+    named = [path for path, _ in built.named_parameters()]
+    assert not any(map(is_buffer, [*named, "running_variance", "running_var.weight"]))

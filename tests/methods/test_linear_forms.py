@@ -47,8 +47,12 @@ HELD = ({0, 1, 2}, {1, 2}, {2, 0})  # classes by site; nobody has the last one
 by_name = pytest.mark.parametrize("options", FORMS, ids=lambda options: " ".join(map(str, options.values())))
 
 
+def without_name(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key != "name"}
+
+
 def half(options: Mapping[str, Any]) -> ServerMethod:
-    return server_methods.build(options["name"], {key: value for key, value in options.items() if key != "name"})
+    return server_methods.build(options["name"], without_name(options))
 
 
 def model(draw: Callable[..., Array], dtype: str = "float64") -> dict[Part, dict[str, Array]]:
@@ -133,8 +137,7 @@ def test_exact_sums_give_what_the_updates_give(options: dict[str, Any]) -> None:
 
 @by_name
 def test_both_halves_have_the_same_form(options: dict[str, Any]) -> None:
-    others = {key: value for key, value in options.items() if key != "name"}
-    form = read_form(client_methods.build(options["name"], others), options["name"])
+    form = read_form(client_methods.build(options["name"], without_name(options)), options["name"])
     assert form == read_form(half(options), options["name"])
 
 
@@ -205,8 +208,7 @@ def test_a_class_that_is_not_aggregated_keeps_its_class_model() -> None:
 
 @pytest.mark.parametrize("options", NONE, ids=lambda options: " ".join(map(str, options.values())))
 def test_a_method_without_a_linear_form_is_refused_by_name(options: dict[str, Any]) -> None:
-    others = {key: value for key, value in options.items() if key != "name"}
-    for made in (half(options), client_methods.build(options["name"], others)):
+    for made in (half(options), client_methods.build(options["name"], without_name(options))):
         with pytest.raises(ConfigError, match="(?i)" + options["name"]):
             read_form(made, options["name"])
 

@@ -41,28 +41,16 @@ def test_the_releases_contrast() -> None:
 def test_the_releases_step(local_of: LocalOf) -> None:
     """The file's local model is not its global one: here the global one is put in the place of z_glob alone."""
     with np.load(GOLDEN / "moon_loss_and_step.npz") as golden:
-        plan = {key: golden[key].item() for key in ("lr", "momentum", "weight_decay")}
-        local = local_of(network(), golden["X"], golden["y"], 3, **plan)
-        local.client_state[Part.BODY] = stored(golden, "prev1")[Part.BODY]
-        method = MOONClient(mu=golden["mu"].item(), temperature=golden["tau"].item())
-        starts = _StartsAt(method, stored(golden, "init"))
-        assert_near(starts.fit(local, stored(golden, "glob")), stored(golden, "after_1prev"))
-
-
-class _StartsAt:
-    """MOON's fit whose local model is loaded with other numbers than it received."""
-
-    def __init__(self, method: MOONClient, first: Payload) -> None:
-        self._method, self._first = method, first
-
-    def fit(self, local: FitContext, received: Payload) -> Payload:
-        method, first = self._method, self._first
 
         class Started(MOONClient):
             def load_global(self, local: FitContext, received: Payload) -> None:
-                super().load_global(local, first)
+                super().load_global(local, stored(golden, "init"))
 
-        return Started(method.mu, method.temperature).fit(local, received).payload
+        plan = {key: golden[key].item() for key in ("lr", "momentum", "weight_decay")}
+        local = local_of(network(), golden["X"], golden["y"], 3, **plan)
+        local.client_state[Part.BODY] = stored(golden, "prev1")[Part.BODY]
+        method = Started(mu=golden["mu"].item(), temperature=golden["tau"].item())
+        assert_near(method.fit(local, stored(golden, "glob")).payload, stored(golden, "after_1prev"))
 
 
 FIRST: Payload = {
