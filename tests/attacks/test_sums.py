@@ -54,9 +54,6 @@ def test_no_attack_tells_one_site_from_another_by_sums(plain: Case, secure: Case
     assert best(within, "own_correlation") == 0
 
 
-# Differences of sums
-
-
 @pytest.fixture(scope="module")
 def counted() -> Counted:
     return Counted.of(SITES, rounds=SITES + 1)
@@ -96,9 +93,6 @@ def test_two_others_of_a_group_of_three_that_help_the_server_give_the_third_ones
     assert counted.less(accomplices).recovered == recovered
 
 
-# A server that chooses the model
-
-
 @pytest.mark.parametrize("trap", TRAPS)
 def test_a_sum_of_three_sites_gives_images_to_a_server_that_chose_the_model(trap: str) -> None:
     """Fewer than their updates do, and not whose: secure aggregation is no rule against trap weights."""
@@ -110,9 +104,6 @@ def test_the_rules_of_sites_for_models_hold_under_secure_aggregation_as_without(
     assert images(PERCEPTRONS, TRAPS["sorted thresholds"], aggregated=True).silent
     for trap in ("a perceptron that hardly any image wakes", "units behind convolutions that hardly any wakes"):
         assert images(PERCEPTRONS, TRAPS[trap], aggregated=True).recovered == 0
-
-
-# A server that chooses what sites learn from
 
 
 def test_a_few_sums_of_fits_on_a_blind_body_give_the_label_shares_of_each_site() -> None:
