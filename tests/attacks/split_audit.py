@@ -73,18 +73,10 @@ class Setting:
     def recipe(self) -> Recipe:
         """A run of one fit; the rate is so small that the model's gradients stay as they are from step to step."""
         dp = {"noise_multiplier": self.noise, "sampling_rate": self.rate, "max_unit_norm": CLIP}
-        return Recipe.model_validate(
-            {
-                "name": "run",
-                "rounds": 1,
-                "classes": CLASSES,
-                "class_names": [f"class-{c}" for c in range(CLASSES)],
-                "input": {"shape": [1, SIDE, SIDE]},
-                "method": {"name": "fedavg"},
-                "model": {"name": "mlp", "hidden": [8]},
-                "plan": {"batch_size": 100, "lr": 1e-3, "dp": dp},
-            }
-        )
+        names = [f"class-{c}" for c in range(CLASSES)]
+        table = {"name": "run", "rounds": 1, "classes": CLASSES, "class_names": names, "method": {"name": "fedavg"}}
+        table |= {"input": {"shape": [1, SIDE, SIDE]}, "model": {"name": "mlp", "hidden": [8]}}
+        return Recipe.model_validate(table | {"plan": {"batch_size": 100, "lr": 1e-3, "dp": dp}})
 
     def epsilon(self) -> float:
         """What the accountant says of the fit."""

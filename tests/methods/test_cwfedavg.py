@@ -216,17 +216,11 @@ def test_the_state_holds_models_of_sites_and_not_of_classes() -> None:
     assert state.keys() == {Part.CLASS_MODELS, Part.CLASS_SHARES}
 
 
+SENSELESS = [[0.0] * 3, [-1.0, 2.0, 0.0], ["max", -1.0, "tiny"], ["tiny"] * 3, [1e-30, 0.0, 1e-30]]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(
-    "shares",
-    [
-        [0.0, 0.0, 0.0],
-        [-1.0, 2.0, 0.0],
-        ["max", -1.0, "tiny"],
-        ["tiny", "tiny", "tiny"],
-        [1e-30, 0.0, 1e-30],
-    ],
-)
+@pytest.mark.parametrize("shares", SENSELESS)
 @pytest.mark.parametrize("beside", [True, False], ids=["beside-another", "alone"])
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_shares_that_make_no_sense_never_become_nan(shares: Any, dtype: Any, beside: bool, weighting: Any) -> None:

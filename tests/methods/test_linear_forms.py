@@ -24,20 +24,14 @@ from protofed.server.rounds.secure_aggregation.totals import lay_out, next_state
 
 CLASSES, FEATURES, SITES = 4, 3, 3
 TRUE = {"name": "cwfedavg", "shares": "true"}
+BY_EXAMPLES = ("fedavg", "fedproc", "fedbabu", "fedadam", "creff", "fednova")
 FORMS: Sequence[dict[str, Any]] = [
     *({"name": name} for name in SUMMABLE),
-    {"name": "fedavg", "weighting": "examples"},
+    *({"name": name, "weighting": "examples"} for name in BY_EXAMPLES),
     {"name": "fednh", "prototypes": "literal"},
     {"name": "fednh", "fixed_scale": True},
-    {"name": "fedproc", "weighting": "examples"},
-    {"name": "fedbabu", "weighting": "examples"},
-    {"name": "fedadam", "weighting": "examples"},
-    {"name": "creff", "weighting": "examples"},
     {"name": "scaffold", "server_lr": 0.5},
-    {"name": "fednova", "weighting": "examples"},
-    TRUE,
-    {**TRUE, "layers": "head"},
-    {**TRUE, "weighting": "examples"},
+    *(TRUE, {**TRUE, "layers": "head"}, {**TRUE, "weighting": "examples"}),
 ]
 NONE: Sequence[dict[str, Any]] = [
     *({"name": name} for name in METHODS if name not in SUMMABLE),

@@ -16,19 +16,9 @@ from protofed.common.codec import digest
 from protofed.common.errors import SecureAggregationError
 from protofed.common.payload import Array, SiteId
 from protofed.common.protocol.messages import SumOf
-from protofed.common.secure_aggregation import masking
+from protofed.common.secure_aggregation import keys, masking
 from protofed.common.secure_aggregation.groups import Groups, alone
-from protofed.common.secure_aggregation.keys import (
-    KeyAdvert,
-    Roster,
-    SiteSecrets,
-    Vector,
-    add_mask,
-    combined,
-    commitment,
-    framed,
-    threshold,
-)
+from protofed.common.secure_aggregation.keys import KeyAdvert, Roster, SiteSecrets, Vector, threshold
 from protofed.common.secure_aggregation.masking import Masks, Opened, Revealed
 
 
@@ -167,13 +157,15 @@ def test_fewer_sites_than_the_threshold_learn_nothing_of_another_and_as_many_lea
     rest = here.masked({victim: secret})[victim]
     for site in others:  # their halves of the masks that they share with it
         pair = masks.pair_key(site, here.parties[site].secrets.mask_key(vector), victim)
-        add_mask(rest, pair, subtract=victim < site)
+        keys.add_mask(rest, pair, subtract=victim < site)
     assert uniformity(rest) > 1e-6
 
     def seed_known_to(sites: list[SiteId]) -> bytes:
         dealt = {here.roster.places[site]: [here.parties[site].shares[victim][vector].self_seed] for site in sites}
         promised = here.roster.by_site[victim].commitments[1]
-        found = combined(dealt, threshold(6), [lambda seed: commitment(CONTEXT, victim, vector, seed) == promised])[0]
+        found = keys.combined(
+            dealt, threshold(6), [lambda seed: keys.commitment(CONTEXT, victim, vector, seed) == promised]
+        )[0]
         assert found is not None
         return found
 
@@ -181,7 +173,7 @@ def test_fewer_sites_than_the_threshold_learn_nothing_of_another_and_as_many_lea
         seed_known_to(others[1:])
     four = [(place, here.parties[site].shares[victim][vector].self_seed) for place, site in enumerate(others[1:], 3)]
     assert Shamir.combine(four) != here.parties[victim].secrets.self_seed(vector)
-    add_mask(rest, masks.own_key(victim, seed_known_to(others)), subtract=True)
+    keys.add_mask(rest, masks.own_key(victim, seed_known_to(others)), subtract=True)
     assert np.array_equal(rest, secret)
 
 
@@ -345,8 +337,8 @@ def test_a_site_that_lies_about_a_class_is_not_found_and_the_pages_say_so() -> N
 
 
 def test_packed_shares_of_another_length_and_pieces_cut_elsewhere() -> None:
-    assert framed([b"ab", b"c"]) != framed([b"a", b"bc"])
-    assert framed([b"", b"a"]) != framed([b"a", b""])
+    assert keys.framed([b"ab", b"c"]) != keys.framed([b"a", b"bc"])
+    assert keys.framed([b"", b"a"]) != keys.framed([b"a", b""])
     dealt = masking.dealt(SiteSecrets(bytes(32), CONTEXT, "site-01"), Sum.of(3).roster)["site-02"]
     assert masking.unpacked(masking.packed(dealt), CONTEXT.vectors) == dealt
     with refused("bad-shares"):

@@ -233,21 +233,13 @@ store /mnt/gone nfs rw 0 0
 """
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("/", None),
-        ("/var/lib/protofed", None),
-        ("/mnt/shared", "nfs4"),
-        ("/mnt/shared/state", "nfs4"),
-        ("/mnt/shared2", None),  # a name that begins alike is another folder
-        ("/mnt/shared/local/state", None),  # the longest prefix counts
-        ("/mnt/my share/state", "cifs"),
-        ("/home/ann/remote/x", "fuse.sshfs"),
-        ("/lustre/x", "lustre"),
-        ("/mnt/gone/x", None),  # the later mount covers the earlier one
-    ],
-)
+PLACES = {"/": None, "/var/lib/protofed": None, "/mnt/shared": "nfs4", "/mnt/shared/state": "nfs4"}
+PLACES |= {"/mnt/shared2": None, "/mnt/shared/local/state": None}  # another folder; the longest prefix counts
+PLACES |= {"/mnt/my share/state": "cifs", "/home/ann/remote/x": "fuse.sshfs", "/lustre/x": "lustre"}
+PLACES |= {"/mnt/gone/x": None}  # the later mount covers the earlier one
+
+
+@pytest.mark.parametrize(("path", "expected"), PLACES.items())
 def test_the_file_system_is_that_of_the_nearest_mount(path: str, expected: str | None) -> None:
     assert network_type(PurePosixPath(path), MOUNTS) == expected
     assert network_type(PurePosixPath(path), "") is None
