@@ -32,6 +32,7 @@ def test_the_body_is_trained_for_the_first_head(local: FitContext) -> None:
     assert sent.keys() == FedBABUClient.sends
     assert local.sent_model == sent  # in which the policy looks for what few images teach, not in the fine-tuned one
     np.testing.assert_allclose(sent[Part.BODY]["0.weight"], [[1.2]], atol=1e-15)
+    assert same_tensors(parts(local.model), TILTED), "without fine-tuning it is the global model"
 
 
 def test_the_own_model_is_the_received_one_wholly_trained(tiny: LocalOf) -> None:
@@ -39,11 +40,6 @@ def test_the_own_model_is_the_received_one_wholly_trained(tiny: LocalOf) -> None
     FedBABUClient(finetune_epochs=2).fit(ours, TILTED)
     expected = FedAvgClient().fit(whole, TILTED).payload
     assert same_tensors(parts(ours.model), expected)
-
-
-def test_without_fine_tuning_it_is_the_global_model(local: FitContext) -> None:
-    FedBABUClient(finetune_epochs=0).fit(local, TILTED)
-    assert same_tensors(parts(local.model), TILTED)
 
 
 def test_the_global_model_has_the_first_head(local: FitContext) -> None:

@@ -163,9 +163,6 @@ def test_a_path_of_windows_that_toml_takes_is_refused(tmp_path: Path) -> None:
 def test_a_byte_order_mark_of_windows_is_no_content(kind: str, mark: bytes, tmp_path: Path) -> None:
     (tmp_path / "f.toml").write_bytes(mark + FILES[kind].read_bytes().replace(b"\n", b"\r\n"))
     assert read_table(tmp_path / "f.toml") == read_table(FILES[kind])
-
-
-def test_another_encoding_is_named(tmp_path: Path) -> None:
     (tmp_path / "f.toml").write_text("name = 'a'", encoding="utf-16")
     with pytest.raises(ConfigError, match="UTF-8"):
         read_table(tmp_path / "f.toml")
@@ -228,9 +225,6 @@ def test_a_table_that_is_unset_is_replaced(tmp_path: Path) -> None:
 def test_an_unset_that_takes_nothing_out_is_refused(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
         extending(tmp_path, base=BASE, text=f"{text}\n")
-
-
-def test_only_an_extending_recipe_unsets(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text(f'unset = ["data"]\n{BASE}')
     with pytest.raises(ConfigError, match="add extends, or remove it"):
         read_recipe(tmp_path / "r.toml")

@@ -163,9 +163,8 @@ def test_fewer_sites_than_the_threshold_learn_nothing_of_another_and_as_many_lea
     def seed_known_to(sites: list[SiteId]) -> bytes:
         dealt = {here.roster.places[site]: [here.parties[site].shares[victim][vector].self_seed] for site in sites}
         promised = here.roster.by_site[victim].commitments[1]
-        found = keys.combined(
-            dealt, threshold(6), [lambda seed: keys.commitment(CONTEXT, victim, vector, seed) == promised]
-        )[0]
+        keeps = [lambda seed: keys.commitment(CONTEXT, victim, vector, seed) == promised]
+        found = keys.combined(dealt, threshold(6), keeps)[0]
         assert found is not None
         return found
 
