@@ -203,9 +203,7 @@ def test_where_nothing_leaves_no_answer_depends_on_the_images(
 
 
 @pytest.mark.parametrize("name", ["fednh", "fedprp", "fedproc", "fedproto"])
-def test_no_recipe_says_from_how_many_images_on_a_class_counts(
-    name: str, sites: list[SiteData], tmp_path: Path
-) -> None:
+def test_no_recipe_says_from_how_many_images_a_class_counts(name: str, sites: list[SiteData], tmp_path: Path) -> None:
     """Run by run with ever other numbers, how many sites hold a class would be how many images each has."""
     least = RULES.min_samples_per_class
 
@@ -224,7 +222,7 @@ def sent(asked: Questioned) -> list[tuple[str, TaskKind]]:
     return [(task.task_id, task.kind) for task, _ in asked.harness.link.pushed]
 
 
-def test_in_a_run_with_noise_images_are_not_asked(
+def test_with_noise_images_are_not_asked(
     sites: list[SiteData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What replaces an update by exact numbers of the images is no noisy result."""
@@ -255,7 +253,7 @@ def test_limits_by_images_tell_no_number_of_them(key: str, sites: list[SiteData]
 
 
 @pytest.mark.parametrize("blind", [share_sets.dead, share_sets.faint])
-def test_what_a_blind_body_taught_is_withheld(
+def test_what_the_blind_teach_is_withheld(
     blind: Callable[[Payload], Payload], sites: list[SiteData], tmp_path: Path
 ) -> None:
     """Eight sums of such fits gave the shares of each of three sites (test_sums.py)."""

@@ -86,7 +86,7 @@ def test_of_all_sums_that_sites_in_groups_of_three_sign_a_site_shows_as_its_grou
 
 
 @pytest.mark.parametrize(("accomplices", "recovered"), [(0, 0), (1, 0), (2, SITES)])
-def test_two_others_of_a_group_of_three_that_help_the_server_give_the_third_ones_counts(
+def test_two_accomplices_of_a_group_of_three_give_the_thirds(
     counted: Counted, accomplices: int, recovered: int
 ) -> None:
     """So do two that the server invented, which is why a person confirms the partners: see test_partners."""

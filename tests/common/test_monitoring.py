@@ -99,8 +99,11 @@ class Watched:
         return socket.create_connection((self.host, self.port), timeout=10)
 
 
+Start = Callable[..., Watched]
+
+
 @pytest.fixture
-def start() -> Iterator[Callable[..., Watched]]:
+def start() -> Iterator[Start]:
     started: list[Watched] = []
 
     def make(**where: Any) -> Watched:
@@ -120,7 +123,7 @@ def token(tmp_path: Path) -> Path:
     return path
 
 
-def test_metrics_in_the_format_that_is_asked_for(start: Callable[..., Watched]) -> None:
+def test_metrics_in_the_format_that_is_asked_for(start: Start) -> None:
     watched = start()
     status, text, headers = watched.get("/metrics")
     assert (status, headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
@@ -130,7 +133,7 @@ def test_metrics_in_the_format_that_is_asked_for(start: Callable[..., Watched]) 
     assert text.endswith("# EOF\n")
 
 
-def test_it_is_alive_though_not_ready(start: Callable[..., Watched]) -> None:
+def test_it_is_alive_though_not_ready(start: Start) -> None:
     watched = start()
     assert watched.get("/readyz")[:2] == (200, "ready\n")
     watched.missing = ["identity: expired", "disk: full"]
@@ -138,9 +141,7 @@ def test_it_is_alive_though_not_ready(start: Callable[..., Watched]) -> None:
     assert watched.get("/healthz")[:2] == (200, "alive\n")
 
 
-def test_there_is_nothing_else_it_can_only_be_read_and_no_answer_names_any_software(
-    start: Callable[..., Watched],
-) -> None:
+def test_there_is_nothing_else_it_is_only_read_and_names_no_software(start: Start) -> None:
     watched = start()
     for path in ("/", "/metrics/", "/../etc/passwd"):
         assert watched.get(path)[:2] == (404, "here are /metrics, /healthz and /readyz\n")
@@ -152,7 +153,7 @@ def test_there_is_nothing_else_it_can_only_be_read_and_no_answer_names_any_softw
         assert "python" not in text.lower() + str(headers).lower()
 
 
-def test_a_registry_that_breaks_says_nothing_of_why(start: Callable[..., Watched]) -> None:
+def test_a_registry_that_breaks_says_nothing_of_why(start: Start) -> None:
     class Broken:
         def collect(self) -> Any:
             raise RuntimeError("patient 4711")
@@ -165,7 +166,7 @@ def test_a_registry_that_breaks_says_nothing_of_why(start: Callable[..., Watched
     assert watched.get("/healthz")[0] == 200
 
 
-def test_metrics_are_for_those_who_have_the_token(start: Callable[..., Watched], token: Path) -> None:
+def test_metrics_are_for_those_who_have_the_token(start: Start, token: Path) -> None:
     watched = start(token=token)
     assert watched.get("/metrics", Authorization=f"Bearer {TOKEN}")[0] == 200
     assert watched.get("/metrics", Authorization=f"bearer  {TOKEN} ")[0] == 200
@@ -193,9 +194,7 @@ def test_a_token_that_others_can_read_or_that_is_none(token: Path) -> None:
 @pytest.mark.parametrize(
     ("listen", "has_token", "told"), [("0.0.0.0:0", False, 1), ("0.0.0.0:0", True, 0), ("127.0.0.1:0", False, 0)]
 )
-def test_a_port_that_everybody_reaches_is_told_once(
-    start: Callable[..., Watched], token: Path, listen: str, has_token: bool, told: int
-) -> None:
+def test_a_port_for_all_is_told_once(start: Start, token: Path, listen: str, has_token: bool, told: int) -> None:
     with capture_logs() as logs:
         start(listen=listen, token=token if has_token else None)
     warnings = [entry for entry in logs if entry["log_level"] == "warning"]
@@ -204,7 +203,7 @@ def test_a_port_that_everybody_reaches_is_told_once(
     ] * told
 
 
-def test_an_address_that_cannot_be_had_and_a_port_that_is_free_again(start: Callable[..., Watched]) -> None:
+def test_an_address_that_cannot_be_had_and_a_port_that_is_free_again(start: Start) -> None:
     taken = start()
     for listen in (f"127.0.0.1:{taken.port}", "192.0.2.1:9100"):  # the second is not this machine's
         with pytest.raises(UnavailableError, match=listen):
@@ -216,7 +215,7 @@ def test_an_address_that_cannot_be_had_and_a_port_that_is_free_again(start: Call
     assert start(listen=f"127.0.0.1:{taken.port}").get("/healthz")[0] == 200
 
 
-def test_ipv6_too(start: Callable[..., Watched]) -> None:
+def test_ipv6_too(start: Start) -> None:
     if not socket.has_ipv6 or not Path("/proc/net/if_inet6").read_text(encoding="ascii"):
         pytest.skip("this machine has no IPv6")
     watched = start(listen="[::1]:0")
@@ -224,10 +223,7 @@ def test_ipv6_too(start: Callable[..., Watched]) -> None:
     assert watched.get("/healthz")[0] == 200
 
 
-# Peers that mean no good
-
-
-def test_a_silent_peer_holds_up_nobody_and_goes(start: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_peer_holds_up_nobody_and_goes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitoring, "SILENCE_S", 0.5)
     watched = start()
     with watched.dial() as silent:
@@ -235,7 +231,7 @@ def test_a_silent_peer_holds_up_nobody_and_goes(start: Callable[..., Watched], m
         assert silent.recv(100) == b""
 
 
-def test_a_peer_that_sends_few_bytes_is_cut(start: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_sends_few_bytes_is_cut(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitoring, "LONGEST_S", 0.5)
     watched = start()
     began = time.monotonic()
@@ -249,7 +245,7 @@ def test_a_peer_that_sends_few_bytes_is_cut(start: Callable[..., Watched], monke
     assert time.monotonic() - began < 10
 
 
-def test_one_connection_too_many_is_closed(start: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_connection_too_many_is_closed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitoring, "CONNECTIONS", 2)
     watched = start()
     with watched.dial(), watched.dial(), watched.dial() as third:
@@ -264,14 +260,14 @@ def test_one_connection_too_many_is_closed(start: Callable[..., Watched], monkey
             assert time.monotonic() < until
 
 
-def test_a_body_or_long_headers_are_not_read(start: Callable[..., Watched]) -> None:
+def test_a_body_or_long_headers_are_not_read(start: Start) -> None:
     watched = start()
     assert watched.get("/healthz", "GET", None, **{"Content-Length": "1000000000"})[0] == 200
     assert watched.get("/healthz", X="x" * 70_000)[0] == 431
     assert watched.get("/" + "x" * 70_000)[0] == 414
 
 
-def test_peers_leave_no_thread_behind(start: Callable[..., Watched]) -> None:
+def test_peers_leave_no_thread_behind(start: Start) -> None:
     watched = start()
     for _ in range(20):
         watched.get("/healthz")
@@ -292,9 +288,7 @@ def identity(authority: Authority, tmp_path: Path) -> Path:
     return authority.issue(tmp_path / "hub", Party.SERVER, "hub")
 
 
-def test_https_with_a_folders_certificate(
-    start: Callable[..., Watched], authority: Authority, identity: Path, token: Path
-) -> None:
+def test_https_by_a_certificate(start: Start, authority: Authority, identity: Path, token: Path) -> None:
     watched = start(identity=identity, token=token)
     assert watched.url == f"https://127.0.0.1:{watched.port}"
     assert watched.get("/metrics", trust=authority.pem)[0] == 401
@@ -306,7 +300,7 @@ def test_https_with_a_folders_certificate(
     assert watched.get("/healthz", trust=authority.pem)[0] == 200
 
 
-def test_nothing_older_than_tls_1_2(start: Callable[..., Watched], identity: Path) -> None:
+def test_nothing_older_than_tls_1_2(start: Start, identity: Path) -> None:
     watched = start(identity=identity)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -318,8 +312,8 @@ def test_nothing_older_than_tls_1_2(start: Callable[..., Watched], identity: Pat
         context.wrap_socket(line)
 
 
-def test_a_renewed_certificate_is_taken_up_and_a_bad_one_is_not(
-    start: Callable[..., Watched], authority: Authority, identity: Path, tmp_path: Path
+def test_a_renewed_certificate_is_taken_up_a_bad_one_not(
+    start: Start, authority: Authority, identity: Path, tmp_path: Path
 ) -> None:
     watched = start(identity=identity)
     assert watched.get("/healthz", trust=authority.pem)[0] == 200
@@ -351,7 +345,7 @@ def test_folders_that_cannot_be_used(identity: Path, authority: Authority) -> No
         Watched(identity=identity)
 
 
-def test_who_speaks_no_tls_harms_nobody(start: Callable[..., Watched], authority: Authority, identity: Path) -> None:
+def test_who_speaks_no_tls_harms_nobody(start: Start, authority: Authority, identity: Path) -> None:
     watched = start(identity=identity)
     with watched.dial() as confused:
         confused.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
@@ -359,9 +353,7 @@ def test_who_speaks_no_tls_harms_nobody(start: Callable[..., Watched], authority
             assert watched.get("/healthz", trust=authority.pem)[0] == 200
 
 
-def test_an_expired_certificate_still_answers_whoever_does_not_mind(
-    start: Callable[..., Watched], authority: Authority, tmp_path: Path
-) -> None:
+def test_an_expired_certificate_still_answers(start: Start, authority: Authority, tmp_path: Path) -> None:
     ended = datetime.now(UTC) - timedelta(minutes=1)
     watched = start(identity=authority.issue(tmp_path / "old", Party.SERVER, "hub", ends=ended))
     with pytest.raises(ssl.SSLCertVerificationError) as refused:

@@ -244,9 +244,7 @@ def test_an_unknown_option_is_told_the_nearest(animals: Registry[Animal], name: 
         ("tail", "curly", "tail = 'curly': .*'short' or 'long'"),
     ],
 )
-def test_a_value_out_of_range_is_named_with_what_was_expected(
-    animals: Registry[Animal], option: str, value: Any, said: str
-) -> None:
+def test_a_value_out_of_range_is_named_with_more(animals: Registry[Animal], option: str, value: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=f"^animal dog: {said}"):
         animals.build("dog", {option: value})
 
@@ -259,7 +257,7 @@ def test_a_name_is_registered_once(animals: Registry[Animal]) -> None:
     assert animals.get("dog") is Dog
 
 
-def test_a_half_of_several_methods_says_title_source_and_foreign_options_of_each(
+def test_a_half_of_several_methods_says_title_and_source_of_each(
     animals: Registry[Animal], halves: Registry[Animal]
 ) -> None:
     assert halves.get("dog") is halves.get("hound") is Dog
@@ -317,9 +315,7 @@ class Silent:
         (Silent, "half Silent has no exchanges; expected the members of Exchanging"),
     ],
 )
-def test_a_half_with_a_misspelt_or_a_missing_declaration_is_refused_at_its_registration(
-    wrong: type[Any], said: str
-) -> None:
+def test_a_half_with_a_misspelt_or_missing_declaration_is_not_registered(wrong: type[Any], said: str) -> None:
     """A site's policy looks at what a half declares: `exchange` was taken for a method that exchanges nothing."""
     registry: Registry[Exchanging] = Registry("method", half="client", protocols=(Exchanging, Optional))
     registry.register("right")(Right)

@@ -47,9 +47,7 @@ def test_a_step_by_hand(tiny: LocalOf) -> None:
 
 
 @pytest.mark.parametrize(("eta", "expected"), [("eta", "alpha_new"), (1.0, "alpha_new_eta1_clipped")])
-def test_the_releases_alpha(
-    eta: float | str, expected: str, local_of: LocalOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_releases_alpha(eta: float | str, expected: str, local_of: LocalOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its gradient is alpha grad_v + (1 - alpha) grad_w: here that of a linear loss, at any mixture."""
     with np.load(GOLDEN / "apfl_alpha_update.npz") as golden:
         lr, alpha = golden[eta].item() if isinstance(eta, str) else eta, golden["alpha"].item()

@@ -108,9 +108,7 @@ def test_what_is_sent_does_not_depend_on_the_class_heads(plan: dict[str, Any], s
     assert codec.encode(sent[0]) == codec.encode(sent[1])
 
 
-def test_a_server_that_sends_class_heads_to_read_shares_from_gets_its_own_mean_back(
-    local_of: LocalOf, linear: Linear
-) -> None:
+def test_a_server_that_sends_heads_to_read_shares_gets_its_own_mean_back(local_of: LocalOf, linear: Linear) -> None:
     """With a learning rate of 1e-30 nothing is trained: two sites with the same classes, 3 to 1 and 1 to 3, send the
     same bytes, and none of the biases is 1000 p.
     """

@@ -174,9 +174,7 @@ def test_install_replaces_whatever_was_there(local_of: LocalOf, linear: Linear) 
         (sent(np.eye(3), 1.0, np.eye(2)), r"0.weight is \(3, 3\)"),
     ],
 )
-def test_tensors_that_do_not_fit_are_refused_by_name(
-    received: Payload, message: str, local_of: LocalOf, linear: Linear
-) -> None:
+def test_tensors_that_do_not_fit_are_named(received: Payload, message: str, local_of: LocalOf, linear: Linear) -> None:
     local = local_of(linear(np.eye(2), 2), [[3.0, 4.0]], [0], 2)
     for _ in range(2):  # before and after a good model was installed
         with pytest.raises(CodecError, match=message):

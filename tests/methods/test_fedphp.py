@@ -75,9 +75,7 @@ ONCE = (1, 0.1, 5, 0.9)  # less than that in the mean
 
 
 @pytest.mark.parametrize(("fits", "participation", "rounds", "mu"), [*GROWS, ONCE])
-def test_what_is_inherited_grows_with_the_fits_of_the_site(
-    fits: int, participation: float, rounds: int, mu: float, local: FitContext
-) -> None:
+def test_what_is_inherited_grows(fits: int, participation: float, rounds: int, mu: float, local: FitContext) -> None:
     local.rounds, local.participation = rounds, participation
     local.client_state.update({**OWN, Part.PRIVATE: {"fits": np.array(fits)}})
     w = FedPHPClient().fit(local, FIRST).payload[Part.HEAD]["bias"]

@@ -102,9 +102,7 @@ def test_one_step_by_hand(site: Site) -> None:
 @pytest.mark.parametrize(
     ("prototypes", "expected"), [("mean", [0.8, 0.4]), ("unit", [2 / math.sqrt(5), 1 / math.sqrt(5)])]
 )
-def test_prototypes_are_means_of_unit_features(
-    prototypes: Any, expected: list[float], local_of: LocalOf, linear: Linear
-) -> None:
+def test_prototypes_are_unit_means(prototypes: Any, expected: list[float], local_of: LocalOf, linear: Linear) -> None:
     features = [[3.0, 4.0], [10.0, 0.0], [0.0, 2.0]]  # unit: (.6, .8), (1, 0); (0, 1)
     local = local_of(linear(np.eye(2), 4), features, [0, 0, 2], 4, lr=NO_STEP)
     wide: Payload = {**MODEL, Part.HEAD: {"weight": np.zeros((4, 2)), "bias": np.zeros(4)}}

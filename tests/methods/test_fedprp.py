@@ -189,9 +189,7 @@ def test_prototypes_are_of_the_new_body(site: Site) -> None:
 
 
 @pytest.mark.parametrize(("at_least", "classes"), [(2, {"0", "2"}), (3, set())])
-def test_a_class_with_fewer_examples_than_asked_for_is_the_sites_own_alone(
-    at_least: int, classes: set[str], site: Site
-) -> None:
+def test_a_class_with_too_few_examples_is_the_sites_own_alone(at_least: int, classes: set[str], site: Site) -> None:
     local = site()
     made = FedPRPClient(min_samples_per_class=at_least).fit(local, GLOBAL).payload
     assert made[Part.PROTOTYPES].keys() == classes
@@ -302,9 +300,7 @@ def test_options_out_of_range_are_refused_by_name(name: str) -> None:
         (server_methods if name == "prototype_momentum" else client_methods).build("fedprp", {name: OUT[name]})
 
 
-def test_as_released_the_sign_is_turned_and_margins_are_constant(
-    site: Site, watched: Callable[[FitContext], Watched]
-) -> None:
+def test_as_released_the_sign_is_turned_and_margins_stay(site: Site, watched: Callable[[FitContext], Watched]) -> None:
     local = site(lr=0.05, epochs=3)
     seen = watched(local)
     FedPRPClient(compat="authors", margins="learned", temperature=0.5).fit(local, GLOBAL)
@@ -314,9 +310,7 @@ def test_as_released_the_sign_is_turned_and_margins_are_constant(
 
 
 @pytest.mark.parametrize("distance", ["euclidean", "cosine"])
-def test_as_in_the_paper_the_distance_is_the_recipes(
-    distance: Any, site: Site, watched: Callable[[FitContext], Watched]
-) -> None:
+def test_the_distance_is_the_recipes(distance: Any, site: Site, watched: Callable[[FitContext], Watched]) -> None:
     local = site()
     seen = watched(local)
     FedPRPClient(distance=distance).fit(local, GLOBAL)

@@ -255,14 +255,11 @@ def test_rows_as_large_as_what_they_are_like_have_one_row_a_class() -> None:
             layout.numbers(replace(one, payload={**one.payload, Part.CLASS_GRADIENTS: {"1": np.zeros(shape)}}))
 
 
-def test_a_form_by_counts_needs_the_count() -> None:
+def test_a_form_by_counts_needs_the_count_and_one_by_class_one_flag() -> None:
     method = half({"name": "fedavg", "weighting": "examples"})
     state = first(method)
     with pytest.raises(SecureAggregationError, match="count"):
         lay_out(method, state).numbers(replace(update(method, state, 0, {0}), weight=None))
-
-
-def test_a_form_has_one_flag_a_class() -> None:
     rows = ClassRows(Part.PROTOTYPES, (Part.HEAD, "weight"))
     with pytest.raises(ValueError, match="not both"):
         SumForm((), rows=rows, mixtures=(Part.HEAD,), shares=Part.CLASS_PRESENCE)

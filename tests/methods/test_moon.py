@@ -60,9 +60,7 @@ FIRST: Payload = {
 
 
 @pytest.mark.parametrize(("mu", "remembers"), [(0.0, True), (5.0, False)])
-def test_without_a_last_model_or_mu_it_is_fedavg_to_the_bit(
-    mu: float, remembers: bool, local_of: LocalOf, linear: Linear
-) -> None:
+def test_without_a_last_model_or_mu_it_is_fedavg(mu: float, remembers: bool, local_of: LocalOf, linear: Linear) -> None:
     plan = {"lr": 0.1, "epochs": 3, "batch_size": 1}
     moon, avg = (local_of(linear([[9.0], [9.0]], 2), [[2.0], [1.0]], [0, 1], 2, **plan) for _ in range(2))
     if remembers:

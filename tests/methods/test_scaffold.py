@@ -82,9 +82,7 @@ def test_a_control_variate_is_the_sites_own_step(plan: dict[str, Any], tiny: Loc
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_with_momentum_a_control_variate_is_the_mean_gradient_still(
-    momentum: float, tiny: LocalOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_momentum_it_is_the_mean_gradient(momentum: float, tiny: LocalOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the same gradient in each step, which is then c_i+; divided by the steps' number it would be up to tenfold."""
     monkeypatch.setattr(
         scaffold, "supervised", lambda _local, logits, _labels: (logits * torch.tensor([2.0, -1.0])).sum()

@@ -42,15 +42,11 @@ def test_what_is_not_said_changes_nothing() -> None:
     assert (plain.group_pattern, plain.preprocessing_digest) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("root", "common", "place"),
-    [
-        ("images.csv", "/data", "/data/images.csv"),
-        ("/other/images.csv", "/data", "/other/images.csv"),
-        ("images.csv", None, "images.csv"),
-        (None, "/data", None),
-    ],
-)
+ROOTS: list[tuple[str | None, ...]] = [("images.csv", "/data", "/data/images.csv"), (None, "/data", None)]
+ROOTS += [("/other/images.csv", "/data", "/other/images.csv"), ("images.csv", None, "images.csv")]
+
+
+@pytest.mark.parametrize(("root", "common", "place"), ROOTS)
 def test_a_relative_root_lies_in_the_common_folder(
     root: str | None, common: str | None, place: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -370,20 +370,17 @@ def test_noise_that_is_shared_is_that_of_one_step() -> None:
     assert dp.model_copy(update={"shared_by": None}).steps(1) == 10
 
 
-@pytest.mark.parametrize(
-    ("plan", "federation", "named"),
-    [
-        ({}, {"secure": False}, "federation.secure"),
-        ({}, {"sum_group": 1}, "federation.sum_group"),
-        ({"dp": {**SHARED, "shared_by": 4}}, {}, "plan.dp.shared_by"),
-        ({"epochs": 2}, {}, "plan.epochs"),
-        ({"optimizer": "adam"}, {}, "plan.optimizer"),
-        ({"max_grad_norm": 1.0}, {}, "plan.max_grad_norm"),
-        ({"lr": 1e-12}, {}, "steps of 2^-40"),
-        ({"lr": 1e6}, {}, "plan.dp"),
-    ],
-)
-def test_noise_cannot_be_shared_where_the_sum_would_not_have_it(
+UNSHARED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    *(({}, {"secure": False}, "federation.secure"), ({}, {"sum_group": 1}, "federation.sum_group")),
+    *(({"epochs": 2}, {}, "plan.epochs"), ({"optimizer": "adam"}, {}, "plan.optimizer")),
+    *(({"lr": 1e-12}, {}, "steps of 2^-40"), ({"lr": 1e6}, {}, "plan.dp")),
+    ({"dp": {**SHARED, "shared_by": 4}}, {}, "plan.dp.shared_by"),
+    ({"max_grad_norm": 1.0}, {}, "plan.max_grad_norm"),
+]
+
+
+@pytest.mark.parametrize(("plan", "federation", "named"), UNSHARED)
+def test_noise_cannot_be_shared_where_no_sum_has_it(
     plan: dict[str, Any], federation: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(named)):

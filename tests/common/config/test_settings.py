@@ -51,9 +51,7 @@ def test_a_file_is_enough(server: Path, client: Path) -> None:
     assert site.data.partition == Dirichlet(kind="dirichlet", sites=5, beta=0.3)
 
 
-def test_arguments_go_over_the_environment_and_that_over_the_file(
-    server: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arguments_go_over_environment_and_that_over_the_file(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PROTOFED_CLIENT_LISTEN", "LISTEN"):  # of others
         monkeypatch.setenv(name, "127.0.0.1:9")
     assert read_settings(ServerSettings, server, {}).listen == "127.0.0.1:1"

@@ -208,7 +208,7 @@ def renewed(authority: Authority, folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in made.iterdir()}
 
 
-def test_a_renewal_is_taken_up_and_a_half_way_state_is_not(
+def test_a_renewal_is_taken_up_half_of_it_not(
     authority: Authority, site: Path, live: LiveIdentity, tmp_path: Path
 ) -> None:
     before, new = live.current(), renewed(authority, tmp_path / "new")
@@ -245,7 +245,7 @@ def test_a_certificate_of_tomorrow_is_taken_up_tomorrow(authority: Authority, si
     assert live.current().certificate.not_before == tomorrow
 
 
-def test_a_pending_key_changes_nothing_until_its_certificate_is_there(
+def test_a_pending_key_waits_for_its_certificate(
     authority: Authority, site: Path, live: LiveIdentity, tmp_path: Path
 ) -> None:
     before, new = live.current(), renewed(authority, tmp_path / "new")
@@ -280,9 +280,7 @@ def test_it_is_known_why_new_files_are_not_used(site: Path, live: LiveIdentity) 
 
 
 @pytest.mark.parametrize("keeps_name", [False, True])
-def test_a_certificate_of_another_name_is_no_renewal_where_the_name_counts(
-    authority: Authority, site: Path, keeps_name: bool
-) -> None:
+def test_another_name_is_no_renewal_where_the_name_counts(authority: Authority, site: Path, keeps_name: bool) -> None:
     live = LiveIdentity(site, Party.SITE, lambda: NOW, keeps_name=keeps_name)
     authority.issue(site, Party.SITE, "hospital-b", begins=BEGINS, ends=ENDS)
     assert live.current().certificate.name == ("hospital-a" if keeps_name else "hospital-b")

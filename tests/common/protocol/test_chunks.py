@@ -87,7 +87,7 @@ def test_chunks_are_counted(total: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 1, 0, 2, 0)])
-def test_chunks_in_any_order_and_twice_make_the_blob(
+def test_chunks_in_any_order_make_it(
     partial: PartialBlob, target: Path, tmp_path: Path, order: tuple[int, ...]
 ) -> None:
     assert partial.begin(TOTAL) == frozenset()
@@ -102,7 +102,7 @@ def test_chunks_in_any_order_and_twice_make_the_blob(
     assert target.read_bytes() == DATA
 
 
-def test_an_empty_blob_can_be_sealed_and_dropping_leaves_nothing_and_may_be_repeated(
+def test_an_empty_blob_is_sealed_and_dropping_leaves_nothing(
     partial: PartialBlob, target: Path, tmp_path: Path
 ) -> None:
     assert partial.begin(0) == frozenset()
@@ -117,9 +117,7 @@ def test_an_empty_blob_can_be_sealed_and_dropping_leaves_nothing_and_may_be_repe
 
 
 @pytest.mark.parametrize("sent", [(), (0,), (2,), (0, 2), (1, 2), (0, 1, 2)])
-def test_it_goes_on_where_another_process_left_it(
-    reopen: Callable[[], PartialBlob], target: Path, sent: tuple[int, ...]
-) -> None:
+def test_it_goes_on_where_another_ended(reopen: Callable[[], PartialBlob], target: Path, sent: tuple[int, ...]) -> None:
     first = reopen()
     first.begin(TOTAL)
     send(first, *sent)
@@ -153,9 +151,7 @@ def test_another_size_begins_anew(partial: PartialBlob, target: Path) -> None:
 
 @pytest.mark.parametrize("index", [-1, 3, 2**32 - 1])
 @pytest.mark.parametrize("data", [piece(0), piece(2), b""], ids=["full", "last", "empty"])
-def test_an_index_out_of_range_is_refused_and_writes_nothing(
-    partial: PartialBlob, tmp_path: Path, index: int, data: bytes
-) -> None:
+def test_an_index_out_of_range_writes_nothing(partial: PartialBlob, tmp_path: Path, index: int, data: bytes) -> None:
     partial.begin(TOTAL)
     with pytest.raises(CodecError, match="does not belong"):
         partial.write(index, data, crc32c(data))
@@ -187,7 +183,7 @@ def test_a_chunk_that_was_damaged_is_refused_and_can_be_sent_again(partial: Part
 
 
 @pytest.mark.parametrize("at", [0, 1, CHUNK_BYTES - 1])
-def test_other_bytes_for_a_chunk_that_is_held_are_a_conflict_and_change_nothing(
+def test_other_bytes_for_a_chunk_are_a_conflict_and_kept_out(
     reopen: Callable[[], PartialBlob], target: Path, at: int
 ) -> None:
     partial = reopen()
@@ -232,9 +228,7 @@ def test_what_was_never_started_is_incomplete(partial: PartialBlob, target: Path
     assert (files(tmp_path), partial.total, partial.last_chunk_at) == (set(), 0, 0.0)
 
 
-def test_files_that_go_away_under_it_are_incomplete_and_begin_again(
-    partial: PartialBlob, target: Path, tmp_path: Path
-) -> None:
+def test_files_that_go_away_under_it_make_it_begin_again(partial: PartialBlob, target: Path, tmp_path: Path) -> None:
     for path in ("data", "data.held"):
         for late in (lambda: send(partial, 0), lambda: partial.seal(ADDRESS, target)):
             assert partial.begin(TOTAL) == frozenset()
@@ -321,7 +315,7 @@ def test_a_full_disk_is_out_of_space_and_the_same_again_succeeds_when_there_is_r
     assert partial.seal(ADDRESS, small_disk / "whole") == DATA
 
 
-def test_what_is_made_durable_is_the_data_and_then_its_name(
+def test_data_are_durable_and_then_their_name(
     partial: PartialBlob, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced = watch_fsyncs(

@@ -354,8 +354,6 @@ def test_vectors_of_different_lengths_and_no_vector() -> None:
         masking.unmasked(here.masks(), [], [], Opened({}, {}))
 
 
-# Groups
-
 OF_THREE: Groups = (("site-01", "site-02", "site-03"), ("site-04", "site-05", "site-06"))
 
 

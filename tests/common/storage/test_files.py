@@ -33,9 +33,7 @@ def test_a_file_is_written_and_replaced_and_nothing_else_is_left(tmp_path: Path)
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_write_that_fails_leaves_the_old_file_and_no_temporary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -60,9 +58,7 @@ def test_a_process_that_dies_while_it_writes_leaves_the_old_file(tmp_path: Path)
     assert contents(tmp_path) == {"x": b"old"}
 
 
-def test_the_order_is_write_then_fsync_then_rename_then_fsync_of_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_order_is_write_fsync_rename_fsync_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     fsync, replace = os.fsync, os.replace
 
@@ -205,9 +201,7 @@ def test_an_existing_state_folder_is_closed_to_others_and_told_once(tmp_path: Pa
     assert [line["mode"] for line in logs] == [f"{before:04o}"]
 
 
-def test_a_state_folder_of_another_account_is_used_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_folder_of_another_account_is_used_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "state").mkdir(mode=0o755)
     (tmp_path / "state").chmod(0o755)
 

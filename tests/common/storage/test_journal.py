@@ -175,7 +175,7 @@ class Disk:
 
 @pytest.mark.parametrize("room", [0, 1, 100])
 @pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, OutOfSpaceError), (errno.EIO, DiskFailureError)])
-def test_a_write_that_fails_adds_nothing_and_the_same_again_succeeds(
+def test_a_write_that_fails_adds_nothing_and_then_succeeds(
     path: Path, room: int, number: int, kind: type[StateError]
 ) -> None:
     kept, before = Journal(path), path.read_bytes()

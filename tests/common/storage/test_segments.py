@@ -145,9 +145,7 @@ TAMPERINGS: list[tuple[Callable[[Path], object], str]] = [
 
 
 @pytest.mark.parametrize(("tamper", "named"), TAMPERINGS)
-def test_a_segment_that_is_missing_truncated_or_exchanged_is_named(
-    path: Path, tamper: Callable[[Path], object], named: str
-) -> None:
+def test_a_segment_missing_cut_or_exchanged_is_named(path: Path, tamper: Callable[[Path], object], named: str) -> None:
     tamper(path)
     with pytest.raises(TamperedError, match=named.replace("one of audit", "one of .*audit")):
         verify(path)
@@ -193,7 +191,7 @@ def test_a_kill_while_a_segment_begins_loses_nothing(tmp_path: Path, point: str)
     assert len(segments(path)) >= 4
 
 
-def test_without_room_for_a_segment_nothing_is_added_and_the_same_again_succeeds(
+def test_without_room_for_a_segment_nothing_is_added_and_then_it_is(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(path, 1)  # every append begins a segment
