@@ -93,7 +93,7 @@ def raw(message: pb.SumStep | bytes, **more: Any) -> bytes:
         pb.SumStep(contributors=pb.SumContributors(sites=["a"], vectors=[])),
         pb.SumStep(contributors=pb.SumContributors(sites=["a"], vectors=[b"1234567"])),
         b"\xff\xff",
-        b"\x0a",
+        b"\xa0\x06\x01",  # a field of another version alone
         pb.SumStep(keys=pb.SumKeys(site="a")).SerializeToString() + b"\x0a",
     ],
 )
