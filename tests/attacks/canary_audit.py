@@ -34,15 +34,10 @@ DIGITS = Input(shape=(1, 8, 8))
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found.
+    """What an audit found."""
 
-    Attributes:
-        right: guesses that were.
-        of: all.
-    """
-
-    right: int
-    of: int
+    right: int  # guesses that were
+    of: int  # all
 
     def epsilon(self, delta: float) -> float:
         """The lower bound at `CONFIDENCE`: the least epsilon under which so many right guesses are not too unlikely."""
@@ -64,10 +59,7 @@ class Audit:
 
 
 def audit(noise_multiplier: float, sampling_rate: float, seed: int = 0) -> Audit:
-    """Train once on noise with random labels, of which no other image has anything, and guess by the model's movement.
-
-    The guesser has the model before and after, and every canary: more than any server.
-    """
+    """Train once on noise with random labels, and guess by the model's movement, with every canary, as no server."""
     draw = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng():
         torch.manual_seed(seed)

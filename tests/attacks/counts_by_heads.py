@@ -39,7 +39,6 @@ def one_step_recipe(policy: str) -> Recipe:
 
 
 def blind_model(recipe: Recipe) -> Payload:
-    """Zeros."""
     return {
         part: {name: np.zeros_like(tensor) for name, tensor in tensors.items()}
         for part, tensors in as_payload(honest_model(recipe)).items()
@@ -88,13 +87,7 @@ def _attacked(
     *,
     knows_total: bool = False,
 ) -> Outcome:
-    """Recovered: sites whose label counts are exact.
-
-    Args:
-        base: of round 1; None: the honest one.
-        made: what the recipe's input makes of images.
-        knows_total: the attacker knows how many examples a site has.
-    """
+    """Recovered: sites whose label counts are exact. `made` is what the recipe's input makes of images."""
     base = as_payload(honest_model(recipe)) if base is None else base
     found = of = answered = 0
     for data in sites_of(recipe):
@@ -110,11 +103,7 @@ def _attacked(
 
 
 def shares_told(recipe: Recipe, base: Payload, sent: Payload, public: Examples, examples: int) -> NDArray[np.float64]:
-    """What the head's bias tells of the shares of classes, [C].
-
-    Args:
-        examples: of the site, by which the steps that it made are known.
-    """
+    """What the head's bias tells of the shares of classes, [C]; by its examples a site's steps are known."""
     steps = recipe.plan.epochs * math.ceil(examples / recipe.plan.batch_size)
     moved = (sent[Part.HEAD]["bias"] - base[Part.HEAD]["bias"]).astype(np.float64) / recipe.plan.lr / steps
     prior = _predicted(recipe, base, public)

@@ -31,9 +31,7 @@ Floats = NDArray[np.float64]
 def attack(policy: str, rounds: int = 20, seed: int = 0, *, secure: bool = False) -> Outcome:
     """FedAvg on the digits; recovered: sites whose exact label counts the server computes.
 
-    Args:
-        secure: secure aggregation, where the nearest to a site's model that the server has is the mean of all, and no
-            score is one site's.
+    With secure aggregation the nearest to a site's model is the mean of all, and no score is one site's.
     """
     recipe = seeded(Case("digits-fedavg", secure=secure), seed, rounds)
     every_round = recipe.federation.model_copy(update={"score_every": 1})

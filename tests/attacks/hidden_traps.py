@@ -22,12 +22,10 @@ NOISES = (0.0, 0.1, 0.3, 0.5)  # lengths beside the common direction's
 
 
 def perceptron(policy: str) -> Outcome:
-    """In a perceptron's only layer."""
     return attack(policy, PERCEPTRON)
 
 
 def convolutional(policy: str) -> Outcome:
-    """In the layer behind the convolutions."""
     return attack(policy, CONVOLUTIONAL)
 
 

@@ -63,19 +63,16 @@ def _digits(recipe: Recipe) -> dict[SiteId, SiteData]:
 
 
 def honest_model(recipe: Recipe) -> SplitModel:
-    """The model that the recipe's seed makes."""
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
         return build(recipe.model, recipe.input, recipe.classes)
 
 
 def as_payload(model: SplitModel) -> Payload:
-    """Body and head."""
     return {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
 
 
 def always(base: Payload) -> Lure:
-    """This base, whatever the site sent."""
     return lambda _: base
 
 
@@ -84,10 +81,7 @@ def facing(policy: str, recipe: Recipe, data: SiteData) -> AgentHarness:
     rules = policy_of(policy, recipe).rules.model_dump()
     wire = json.loads(recipe.wire())
     harness = AgentHarness(recipe=wire, rules=rules, load_data=lambda _: data, name="site-1")
-    harness.link.run, harness.link.min_cohort = (
-        recipe.name,
-        100,
-    )  # a server that lies says what the policy wants to hear
+    harness.link.run, harness.link.min_cohort = recipe.name, 100  # who lies says what the policy wants to hear
     return harness
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ from protofed.client.policy.policy import Released, ReleasedScores
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ProtocolError
-from protofed.common.payload import Payload, SiteId
+from protofed.common.payload import Array, Payload, SiteId
 from protofed.common.protocol.messages import Manifest, Receipt, Role, Task, TaskKind
 from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, build_agents, load_data
 from protofed.deploy.simulation.sites import DirectLink
@@ -48,7 +48,6 @@ class LyingLink(DirectLink):
     lie: Lie = field(default_factory=Lie)
 
     def push(self, task: Task, released: Released) -> Receipt:
-        """Hand in the lie."""
         base = codec.decode(self.blobs.get(task.base_digest)) if task.base_digest else {}
         payload = self.lie.update(task, codec.decode(released.data), base)
         data, specs = codec.encode(payload), codec.manifest(codec.encode(payload))
@@ -66,17 +65,9 @@ class LyingLink(DirectLink):
 
 
 def told(
-    recipe: Recipe,
-    lie: Lie,
-    opened: ExitStack,
-    liars: frozenset[SiteId] = frozenset({LIAR}),
-    rules: policy.Policy | None = None,
+    recipe: Recipe, lie: Lie, opened: ExitStack, liars: Collection[SiteId] = (LIAR,), rules: policy.Policy | None = None
 ) -> Simulation:
-    """A simulation with the liars among its sites.
-
-    Args:
-        rules: policy of the other sites; None: it allows everything, as the liars' does.
-    """
+    """A simulation with the liars, whose policy allows everything, among its sites; the others' may be `rules`."""
     context = open_server(None, opened, simulated=True)
     runs, blobs, data = RunQueue([recipe], context), context.blobs, load_data(recipe)
 
@@ -90,20 +81,15 @@ def told(
 
 
 def zeros(task: Task, sent: Payload, _: Payload) -> Payload:
-    """In place of a first model, zeros."""
     if task.kind is not TaskKind.INITIALISE:
         return sent
     return {part: {name: np.zeros_like(t) for name, t in tensors.items()} for part, tensors in sent.items()}
 
 
 def agreed_first_model(name: str) -> tuple[frozenset[SiteId], frozenset[SiteId], str]:
-    """The two makers of the first model answer the same zeros: the first to arrive.
+    """The two makers of the first model answer the same zeros, the first to arrive, under a policy of the honest sites.
 
-    Args:
-        name: of the policy of the honest sites.
-
-    Returns:
-        The colluders, the sites that trained on their model, and why the run ended.
+    Returns the colluders, the sites that trained on their model, and why the run ended.
     """
     rules = {"quorum": 4, "min_sites": 5, "max_attempts": 2}
     recipe = recipe_like("digits-fedavg", rounds=1, federation=rules)
@@ -128,11 +114,7 @@ def first_model() -> Outcome:
 
 
 def claimed_count(*, secure: bool = False) -> float:
-    """The liar claims `CLAIM` examples where sites count by their examples; returns its share of the new model.
-
-    Args:
-        secure: under secure aggregation, where nobody sees a count; the claim is `AGGREGATED_CLAIM`.
-    """
+    """The liar claims `CLAIM` examples, in a sum `AGGREGATED_CLAIM`; returns its share of the new model."""
     weighted = {"name": "fedavg", "weighting": "examples"}
     recipe = recipe_like("digits-fedavg", rounds=1, method=weighted, federation={"secure": secure})
     with ExitStack() as opened:
@@ -147,22 +129,15 @@ def claimed_count(*, secure: bool = False) -> float:
 
 
 def scaled_update(*, secure: bool = False) -> Outcome:
-    """The liar scales what it learnt by `FACTOR`; recovered: rounds whose model has its update in it.
+    """The liar scales what it learnt by `FACTOR`; recovered: rounds whose model has its update in it."""
 
-    Args:
-        secure: under secure aggregation, where the server cannot look at an update.
-    """
+    def larger(sent: Array, base: Array) -> Array:
+        return np.asarray((base + FACTOR * (sent - base)).astype(sent.dtype))
 
     def scaled(task: Task, sent: Payload, base: Payload) -> Payload:
         if task.kind is not TaskKind.FIT:
             return sent
-        return {
-            part: {
-                name: (base[part][name] + FACTOR * (t - base[part][name])).astype(t.dtype)
-                for name, t in tensors.items()
-            }
-            for part, tensors in sent.items()
-        }
+        return {part: {n: larger(t, base[part][n]) for n, t in tensors.items()} for part, tensors in sent.items()}
 
     rules = {"quorum": 4, "min_sites": 5, "max_attempts": 1, "secure": secure}
     recipe = recipe_like("digits-fedavg", rounds=5, federation=rules)
@@ -181,9 +156,8 @@ def forged_scores() -> Outcome:
         running = told(recipe, Lie(metrics={"global.accuracy": 1e308, "invented": 1.0}, scores=forged), opened)
         running.go()
         scores = running.ledger.scores(recipe.name).get(1, {}).get(LIAR, {})
-        metrics = [
-            row.metrics for row in running.ledger.updates(recipe.name, 1) if row.task.site == LIAR and row.counts
-        ]
+        rows = running.ledger.updates(recipe.name, 1)
+        metrics = [row.metrics for row in rows if row.task.site == LIAR and row.counts]
         stored = sum(scores.get(name) == value for name, value in forged.items())
         stored += sum(name != "loss" for reported in metrics for name in reported)
         return Outcome(stored, len(forged) + 2)

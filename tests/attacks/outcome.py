@@ -7,17 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Outcome:
-    """One attack under one policy.
+    """One attack under one policy."""
 
-    Attributes:
-        recovered: how many of the things that the attack is after it found.
-        of: how many there were.
-        silent: the site sent nothing that the attack could use: its policy declined the task or run, or kept it.
-    """
-
-    recovered: int
+    recovered: int  # of the things that the attack is after
     of: int
-    silent: bool = False
+    silent: bool = False  # the site sent nothing that it could use: its policy declined the task or run, or kept it
 
     def __str__(self) -> str:
         return "nothing sent" if self.silent else f"{self.recovered} of {self.of}"

@@ -20,7 +20,6 @@ RARE = 1 / 300  # of public images
 
 
 def perceptron(policy: str) -> Outcome:
-    """Every unit of a perceptron's first layer is made rare."""
     return attack(policy, PERCEPTRON, 1.0)
 
 
@@ -30,12 +29,10 @@ def perceptron_in_part(policy: str) -> Outcome:
 
 
 def convolutional(policy: str) -> Outcome:
-    """Every unit behind the convolutions."""
     return attack(policy, CONVOLUTIONAL, 1.0)
 
 
 def convolutional_in_part(policy: str) -> Outcome:
-    """One unit in ten behind the convolutions."""
     return attack(policy, CONVOLUTIONAL, 0.1)
 
 

@@ -61,11 +61,7 @@ def recipe() -> Recipe:
 class Asked:
     """The daemons of three sites, and a server that asks them.
 
-    Args:
-        secret: of which the sites' secrets are made.
-        limits: by site, other than the policy's.
-        aggregated: what all sites' policies let into sums, if not the shipped policy's.
-        held: the sites' data, if not the recipe's.
+    `limits` are of single sites; `aggregated` is what all policies let into sums; `held` are the sites' data.
     """
 
     def __init__(
@@ -142,17 +138,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class Told:
-    """What a server says of the three test sets together.
+    """What a server says of the three test sets together."""
 
-    Attributes:
-        shares: the mean share of each class over the sites, [C]; NaN where nothing can be read.
-        truth: likewise, as it is.
-        images: of all three.
-    """
-
-    shares: Array
-    truth: Array
-    images: int
+    shares: Array  # the mean share of each class over the sites, [C]; NaN where nothing can be read
+    truth: Array  # likewise, as it is
+    images: int  # of all three
 
     @property
     def exact(self) -> int:
@@ -201,7 +191,6 @@ class Server:
         return cls(run, first, good, BIAS * float(np.linalg.norm(first[Part.HEAD]["weight"])))
 
     def says(self, c: int) -> Payload:
-        """Always class c."""
         return biased(self.first, c, self.most)
 
     def says_faintly(self, c: int) -> Payload:

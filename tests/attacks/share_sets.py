@@ -16,15 +16,7 @@ import numpy as np
 import torch
 from scipy.optimize import least_squares
 from scipy.special import softmax
-from tests.attacks.hostile_server import (
-    always,
-    as_payload,
-    honest_model,
-    public_of,
-    recipe_like,
-    sites_of,
-    updates,
-)
+from tests.attacks.hostile_server import always, as_payload, honest_model, public_of, recipe_like, sites_of, updates
 from tests.attacks.policies import NONE
 from tests.attacks.sums import mean_of
 from tests.attacks.targets import Floats

@@ -55,22 +55,14 @@ Values: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Setting:
-    """What is audited.
+    """What is audited."""
 
-    Attributes:
-        unit: image, or patient of `PER_PATIENT` images.
-        held_out: `local_test_fraction`; 0: the files have a folder `test`.
-        noise, rate: of `[plan.dp]`.
-        units: that both worlds have.
-        by_unit: each unit is held out by itself; false: by the rule for runs without noise.
-    """
-
-    unit: str = "image"
-    held_out: float = 0.25
-    noise: float = 4.2
+    unit: str = "image"  # or patient of `PER_PATIENT` images
+    held_out: float = 0.25  # `local_test_fraction`; 0: the files have a folder `test`
+    noise: float = 4.2  # of `[plan.dp]`, as the rate
     rate: float = 1.0
-    units: int = 300
-    by_unit: bool = True
+    units: int = 300  # that both worlds have
+    by_unit: bool = True  # each unit is held out by itself; false: by the rule for runs without noise
 
     @property
     def name(self) -> str:
@@ -81,18 +73,10 @@ class Setting:
     def recipe(self) -> Recipe:
         """A run of one fit; the rate is so small that the model's gradients stay as they are from step to step."""
         dp = {"noise_multiplier": self.noise, "sampling_rate": self.rate, "max_unit_norm": CLIP}
-        return Recipe.model_validate(
-            {
-                "name": "run",
-                "rounds": 1,
-                "classes": CLASSES,
-                "class_names": [f"class-{c}" for c in range(CLASSES)],
-                "input": {"shape": [1, SIDE, SIDE]},
-                "method": {"name": "fedavg"},
-                "model": {"name": "mlp", "hidden": [8]},
-                "plan": {"batch_size": 100, "lr": 1e-3, "dp": dp},
-            }
-        )
+        names = [f"class-{c}" for c in range(CLASSES)]
+        table = {"name": "run", "rounds": 1, "classes": CLASSES, "class_names": names, "method": {"name": "fedavg"}}
+        table |= {"input": {"shape": [1, SIDE, SIDE]}, "model": {"name": "mlp", "hidden": [8]}}
+        return Recipe.model_validate(table | {"plan": {"batch_size": 100, "lr": 1e-3, "dp": dp}})
 
     def epsilon(self) -> float:
         """What the accountant says of the fit."""
@@ -106,9 +90,6 @@ SETTINGS = (
     *(Setting(unit, noise=1.0, rate=0.2) for unit in ("image", "patient")),
     Setting(noise=1.0),
 )
-
-
-# The worlds
 
 
 def write(root: Path, setting: Setting, more: int | None) -> None:
@@ -148,19 +129,14 @@ def prepared(root: Path, setting: Setting) -> PreparedRun:
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """A site with its files.
-
-    Attributes:
-        clipped: of each unit, [U, P] float64.
-    """
+    """A site with its files."""
 
     run: PreparedRun
     base: Payload
-    clipped: Tensor
+    clipped: Tensor  # of each unit, [U, P] float64
 
     @classmethod
     def of(cls, root: Path, setting: Setting) -> World:
-        """The site with the files of this folder."""
         run = prepared(root, setting)
         base = first_model(run.recipe, frozenset())
         load(run.model.body, base[Part.BODY])
@@ -169,7 +145,6 @@ class World:
 
     @property
     def plan(self) -> DpPlan:
-        """`[plan.dp]`."""
         assert self.run.recipe.plan.dp is not None
         return self.run.recipe.plan.dp
 
@@ -230,22 +205,13 @@ def _clipped(run: PreparedRun) -> Tensor:
     return torch.stack(rows)
 
 
-# The attack
-
-
 @dataclass(frozen=True)
 class Found:
-    """What an audit found.
+    """What an audit found."""
 
-    Attributes:
-        moved: how far one unit more moves the sum of a step without noise, in C; noise bounds 1.
-        bound: the lower bound on epsilon.
-        epsilon: the accountant's.
-    """
-
-    moved: float
-    bound: float
-    epsilon: float
+    moved: float  # how far one unit more moves the sum of a step without noise, in C; noise bounds 1
+    bound: float  # the lower bound on epsilon
+    epsilon: float  # the accountant's
 
 
 def audit(setting: Setting, trials: int, root: Path) -> Found:

@@ -39,26 +39,17 @@ def mean_of(sent: Sequence[Payload]) -> Payload:
     return {part: sums.mean(part) for part in FEDAVG.means}
 
 
-# Label counts
-
-
 @dataclass(frozen=True)
 class Counted:
-    """Sites without rules that answer a blind body with one step: their label counts show.
-
-    Attributes:
-        sent: each site's updates, by round; the base is the same in all of them.
-        truth: label counts, [n, C], in the sites' order.
-    """
+    """Sites without rules that answer a blind body with one step: their label counts show."""
 
     recipe: Recipe
     base: Payload
-    sent: Mapping[SiteId, Sequence[Payload]]
-    truth: Floats
+    sent: Mapping[SiteId, Sequence[Payload]]  # each site's updates, by round, from the same base
+    truth: Floats  # label counts, [n, C], in the sites' order
 
     @classmethod
     def of(cls, sites: int, rounds: int) -> Counted:
-        """So many of them."""
         recipe = one_step_recipe(NONE)
         assert recipe.data is not None
         data = recipe.data.model_copy(update={"partition": recipe.data.partition.model_copy(update={"sites": sites})})
@@ -146,21 +137,13 @@ def every_cohort(sites: Collection[SiteId]) -> Iterator[frozenset[SiteId]]:
         yield from map(frozenset, combinations(sorted(sites), size))
 
 
-# Images
-
-
 @dataclass(frozen=True)
 class Trap:
-    """A base of round 2 that makes updates of images.
-
-    Attributes:
-        lure: from the honest model of round 1.
-        read: candidates for images from how rows and biases moved.
-    """
+    """A base of round 2 that makes updates of images."""
 
     target: Target
-    lure: Callable[[Recipe, Payload], Payload]
-    read: Callable[[Floats, Floats], Floats]
+    lure: Callable[[Recipe, Payload], Payload]  # from the honest model of round 1
+    read: Callable[[Floats, Floats], Floats]  # candidates for images from how rows and biases moved
 
 
 def _raised(target: Target, share: float, recipe: Recipe, model: Payload) -> Payload:

@@ -28,16 +28,11 @@ PLAN = {"epochs": 1, "lr": 0.3, "momentum": 0.0, "weight_decay": 0.0}
 
 @dataclass(frozen=True)
 class Target:
-    """A model whose linear layer has a ReLU behind it.
-
-    Attributes:
-        layer: of the body.
-        inputs: changes of the recipe's [input].
-    """
+    """A model whose linear layer has a ReLU behind it."""
 
     model: Mapping[str, Any]
-    layer: str
-    inputs: Mapping[str, Any] = field(default_factory=dict)
+    layer: str  # of the body
+    inputs: Mapping[str, Any] = field(default_factory=dict)  # changes of the recipe's [input]
 
     def recipe(self, **plan: Any) -> Recipe:
         """FedAvg on the digits with this model."""

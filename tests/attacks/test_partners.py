@@ -77,9 +77,7 @@ def waits(here: Processes, capfd: pytest.CaptureFixture[str]) -> str:
     return called(capfd, "runs", "show", here.recipe.name, f"--server={here.address}", f"--identity={identity}")[1]
 
 
-def test_three_hospitals_confirm_one_code_and_are_aggregated_and_nobody_is_before(
-    here: Processes, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_three_hospitals_are_aggregated_once_they_confirm(here: Processes, capfd: pytest.CaptureFixture[str]) -> None:
     sites = (HOSPITAL, "south", "west")
     here.server()
     start(here, *sites, policy="standard")

@@ -39,6 +39,7 @@ from protofed.common.payload import Part, Payload
 from protofed.common.protocol.messages import Activity, PauseReason, SumOf, TaskKind
 from protofed.deploy import shipped
 
+RARE = BaseProblem(BaseCheck.RESPONSE, "body/linear", "has units that answer to very few images only")
 PLAN = {"lr": 0.1, "epochs": 2, "batch_size": 16, "momentum": 0.0}
 SECURE = {"secure": True, "min_sites": 3, "quorum": 1.0}
 RULES = Policy.read(shipped.folder("policies") / "standard.toml").rules
@@ -159,8 +160,7 @@ def test_how_units_answer_to_images_is_told_to_the_site_and_not_to_the_server(
     honest = Questioned(tmp_path / "honest", recipe, always(sites[0]))
     assert honest.answer(TaskKind.FIT, 1, base) == "done"
     assert not honest.withheld()
-    found = BaseProblem(BaseCheck.RESPONSE, "body/linear", "has units that answer to very few images only")
-    monkeypatch.setattr(judge, "response_problem", lambda *_: found)
+    monkeypatch.setattr(judge, "response_problem", lambda *_: RARE)
     trapped = Questioned(tmp_path / "trapped", recipe, always(sites[0]))
     refused, withheld, looked = list[object](), list[object](), list[object]()
     trapped.agent._work.tools.on_refusal = lambda *told: refused.append(told)
@@ -180,21 +180,30 @@ def test_how_units_answer_to_images_is_told_to_the_site_and_not_to_the_server(
     assert any("nothing of this fit leaves" in line["event"] and "response" in line["why"] for line in logs)
 
 
-def test_what_answers_to_images_is_not_asked_where_nothing_of_them_leaves(
-    sites: list[SiteData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("plan", "limits", "kind"),
+    [
+        ({}, {}, TaskKind.FIT),
+        ({}, {"steps": 10**6}, TaskKind.INITIALISE),
+        ({"lr": 1e4, "max_grad_norm": None}, {"lr": 1e4}, TaskKind.FIT),
+    ],
+    ids=["units", "limits", "diverging"],
+)
+def test_where_nothing_leaves_no_answer_depends_on_the_images(
+    plan: Any, limits: Any, kind: TaskKind, sites: list[SiteData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No update tells the server more than a site that declines would."""
-    found = BaseProblem(BaseCheck.RESPONSE, "body/linear", "has units that answer to very few images only")
-    monkeypatch.setattr(judge, "response_problem", lambda *_: found)
-    recipe = recipe_like("digits-solo", plan=PLAN)
-    asked = Questioned(tmp_path, recipe, always(sites[0]))
-    assert asked.answer(TaskKind.FIT, 1, as_payload(honest_model(recipe))) == "done"
+    monkeypatch.setattr(judge, "response_problem", lambda *_: RARE)
+    recipe, rules = recipe_like("digits-solo", plan=PLAN | plan), RULES.model_dump()
+    rules["limits"] |= limits
+    asked = Questioned(tmp_path, recipe, always(sites[0]), rules)
+    assert asked.answer(kind, int(kind is TaskKind.FIT), as_payload(honest_model(recipe))) == "done"
+    if plan:
+        assert asked.agent._site.store.last_counted(recipe.name, 2).client_state == {}
 
 
 @pytest.mark.parametrize("name", ["fednh", "fedprp", "fedproc", "fedproto"])
-def test_no_recipe_says_from_how_many_images_on_a_class_counts(
-    name: str, sites: list[SiteData], tmp_path: Path
-) -> None:
+def test_no_recipe_says_from_how_many_images_a_class_counts(name: str, sites: list[SiteData], tmp_path: Path) -> None:
     """Run by run with ever other numbers, how many sites hold a class would be how many images each has."""
     least = RULES.min_samples_per_class
 
@@ -205,23 +214,19 @@ def test_no_recipe_says_from_how_many_images_on_a_class_counts(
 
     asked = Questioned(tmp_path, run(least), always(sites[0]))
     assert asked.answer(TaskKind.INITIALISE, 0) == "done"
-    assert [asked.offered(run(images)) for images in (1, least - 1, least + 1, 999)] == [
-        "done",
-        "done",
-        *["policy"] * 2,
-    ]
+    answers = [asked.offered(run(images)) for images in (1, least - 1, least + 1, 999)]
+    assert answers == ["done", "done", "policy", "policy"]
 
 
 def sent(asked: Questioned) -> list[tuple[str, TaskKind]]:
     return [(task.task_id, task.kind) for task, _ in asked.harness.link.pushed]
 
 
-def test_in_a_run_with_noise_images_are_not_asked(
+def test_with_noise_images_are_not_asked(
     sites: list[SiteData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What replaces an update by exact numbers of the images is no noisy result."""
-    found = BaseProblem(BaseCheck.RESPONSE, "body/linear", "has units that answer to very few images only")
-    monkeypatch.setattr(judge, "response_problem", lambda *_: found)
+    monkeypatch.setattr(judge, "response_problem", lambda *_: RARE)
     dp = {"noise_multiplier": 30.0, "sampling_rate": 0.1}
     recipe = recipe_like("digits-fedavg-dp", plan={**PLAN, "dp": dp}, federation=SECURE)
     base = as_payload(honest_model(recipe))
@@ -248,7 +253,7 @@ def test_limits_by_images_tell_no_number_of_them(key: str, sites: list[SiteData]
 
 
 @pytest.mark.parametrize("blind", [share_sets.dead, share_sets.faint])
-def test_what_a_blind_body_taught_is_withheld(
+def test_what_the_blind_teach_is_withheld(
     blind: Callable[[Payload], Payload], sites: list[SiteData], tmp_path: Path
 ) -> None:
     """Eight sums of such fits gave the shares of each of three sites (test_sums.py)."""
@@ -297,22 +302,6 @@ def test_a_fit_that_diverges_is_not_declined(sites: list[SiteData], tmp_path: Pa
         assert asked.withheld()
         assert codec.first_not_finite(asked.left()) is None
         assert {part: asked.left()[part].keys() for part in first} == {part: first[part].keys() for part in first}
-
-
-def test_a_fit_that_diverges_is_not_declined_where_nothing_is_sent(sites: list[SiteData], tmp_path: Path) -> None:
-    run = recipe_like("digits-solo", plan=PLAN | {"lr": 1e4, "max_grad_norm": None})
-    rules = RULES.model_dump()
-    rules["limits"]["lr"] = 1e4
-    asked = Questioned(tmp_path, run, always(sites[0]), rules)
-    assert asked.answer(TaskKind.FIT, 1, as_payload(honest_model(run))) == "done"
-    assert asked.agent._site.store.last_counted(run.name, 2).client_state == {}
-
-
-def test_a_method_that_sends_nothing_asks_no_limit_of_the_images(sites: list[SiteData], tmp_path: Path) -> None:
-    recipe = recipe_like("digits-solo", plan=PLAN)
-    rules = RULES.model_copy(update={"limits": RULES.limits.model_copy(update={"steps": 10**6})})
-    asked = Questioned(tmp_path / "site", recipe, always(sites[0]), rules.model_dump())
-    assert asked.answer(TaskKind.INITIALISE, 0) == "done"
 
 
 def test_control_variates_tell_no_number_of_steps(sites: list[SiteData], tmp_path: Path) -> None:

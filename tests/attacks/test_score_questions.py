@@ -19,7 +19,6 @@ from tests.attacks.score_questions import (
     Asked,
     Rule,
     Server,
-    Told,
     ask,
     by_scores,
     losses,
@@ -43,28 +42,24 @@ def server() -> Server:
     return Server.of(recipe())
 
 
-def asked_about(server: Server, name: str, folder: Path) -> Told:
-    return ask(server, QUESTIONS[name], folder)
-
-
 @pytest.mark.parametrize("name", CONSTANT)
 def test_a_constant_model_is_not_answered_for(name: str, server: Server, tmp_path: Path) -> None:
     with without(*Rule):
-        assert asked_about(server, name, tmp_path / "without").wrong.mean() < 4
-    assert np.isnan(asked_about(server, name, tmp_path / "with").shares).all()
+        assert ask(server, QUESTIONS[name], tmp_path / "without").wrong.mean() < 4
+    assert np.isnan(ask(server, QUESTIONS[name], tmp_path / "with").shares).all()
 
 
 def test_without_rules_constant_models_give_all_counts(server: Server, tmp_path: Path) -> None:
     with without(*Rule):
-        told = asked_about(server, CONSTANT[0], tmp_path)
+        told = ask(server, QUESTIONS[CONSTANT[0]], tmp_path)
     assert told.exact == server.run.classes
     assert told.wrong.max() < 0.1
 
 
 def test_a_model_that_never_says_a_class_tells_of_the_secret_half_alone(server: Server, tmp_path: Path) -> None:
     with without(Rule.HALF):
-        assert asked_about(server, NEVER, tmp_path / "whole").wrong.mean() < 1.5
-    halves = asked_about(server, NEVER, tmp_path / "half")
+        assert ask(server, QUESTIONS[NEVER], tmp_path / "whole").wrong.mean() < 1.5
+    halves = ask(server, QUESTIONS[NEVER], tmp_path / "half")
     assert np.isfinite(halves.shares).all()
     assert halves.wrong.mean() > 2
 
@@ -99,9 +94,7 @@ def test_no_question_is_answered_by_what_is_not_in_the_half(server: Server, tmp_
         assert (answers("whole", one.held) != answers("other whole", other)).all()
 
 
-def test_a_server_sees_that_some_site_withholds_and_not_which(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_which_site_withholds_is_not_seen(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does it read the sum of the two others: of a question that two withhold it would be the third's answer."""
     asked = Asked(tmp_path, server.run)
     halves = [

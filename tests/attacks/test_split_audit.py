@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tests.attacks.split_audit import CLIP, SETTINGS, Setting, World, audit, lower_bound, write
 
 IDS = [setting.name for setting in SETTINGS]
@@ -58,8 +59,6 @@ def test_the_sums_of_the_audit_are_those_of_a_whole_fit(setting: Setting, tmp_pa
 
 def test_a_deep_image_moves_the_others_by_roundings_alone(tmp_path: Path) -> None:
     """All become floats with it: what it moves beside its own gradient is no part of a unit's."""
-    from PIL import Image
-
     setting = Setting(held_out=0.0)
     write(tmp_path, setting, None)
     before = World.of(tmp_path, setting)

@@ -54,9 +54,6 @@ def test_no_attack_tells_one_site_from_another_by_sums(plain: Case, secure: Case
     assert best(within, "own_correlation") == 0
 
 
-# Differences of sums
-
-
 @pytest.fixture(scope="module")
 def counted() -> Counted:
     return Counted.of(SITES, rounds=SITES + 1)
@@ -89,14 +86,11 @@ def test_of_all_sums_that_sites_in_groups_of_three_sign_a_site_shows_as_its_grou
 
 
 @pytest.mark.parametrize(("accomplices", "recovered"), [(0, 0), (1, 0), (2, SITES)])
-def test_two_others_of_a_group_of_three_that_help_the_server_give_the_third_ones_counts(
+def test_two_accomplices_of_a_group_of_three_give_the_thirds(
     counted: Counted, accomplices: int, recovered: int
 ) -> None:
     """So do two that the server invented, which is why a person confirms the partners: see test_partners."""
     assert counted.less(accomplices).recovered == recovered
-
-
-# A server that chooses the model
 
 
 @pytest.mark.parametrize("trap", TRAPS)
@@ -110,9 +104,6 @@ def test_the_rules_of_sites_for_models_hold_under_secure_aggregation_as_without(
     assert images(PERCEPTRONS, TRAPS["sorted thresholds"], aggregated=True).silent
     for trap in ("a perceptron that hardly any image wakes", "units behind convolutions that hardly any wakes"):
         assert images(PERCEPTRONS, TRAPS[trap], aggregated=True).recovered == 0
-
-
-# A server that chooses what sites learn from
 
 
 def test_a_few_sums_of_fits_on_a_blind_body_give_the_label_shares_of_each_site() -> None:

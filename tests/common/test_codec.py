@@ -67,9 +67,6 @@ def bits(payload: Payload) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     return {f"{p}/{n}": (a.dtype.str, a.shape, a.tobytes()) for p, t in payload.items() for n, a in t.items()}
 
 
-# What is kept
-
-
 @quick
 @given(payloads)
 def test_a_payload_comes_back_bit_for_bit(payload: Payload) -> None:
@@ -78,6 +75,10 @@ def test_a_payload_comes_back_bit_for_bit(payload: Payload) -> None:
     assert manifest(data) == describe(payload)
     assert codec.encoded_size(describe(payload)) == len(data)
     assert bits(codec.view(data)) == bits(payload)
+    for tensors in decode(data).values():
+        for array in tensors.values():
+            array[...] = 1  # what was read can be written to
+    assert bits(decode(data)) == bits(payload)
 
 
 @quick
@@ -91,13 +92,6 @@ def test_equal_payloads_give_equal_bytes_whatever_the_order_of_their_keys(payloa
     assert encode(decode(encode(payload))) == encode(payload)
 
 
-@quick
-@given(payloads, payloads)
-def test_different_payloads_give_different_digests(left: Payload, right: Payload) -> None:
-    same = bits(left) == bits(right)
-    assert (codec.digest(encode(left)) == codec.digest(encode(right))) == same
-
-
 @pytest.mark.parametrize("pattern", [0x80000000, 0x00000001, 0x7FC00001, 0xFFC12345, 0x7F800000, 0xFF800000])
 def test_odd_floats_are_kept(pattern: int) -> None:
     array = np.array([pattern], np.uint32).view(np.float32)
@@ -105,51 +99,28 @@ def test_odd_floats_are_kept(pattern: int) -> None:
     assert back.view(np.uint32).tolist() == [pattern]
 
 
-@pytest.mark.parametrize(
-    "view",
-    [lambda a: a.T, lambda a: a[::2], lambda a: a[:, ::-1], np.asfortranarray],
-    ids=["transposed", "strided", "reversed", "fortran"],
-)
+@pytest.mark.parametrize("view", [lambda a: a.T, lambda a: a[::2], lambda a: a[:, ::-1], np.asfortranarray])
 def test_the_layout_in_memory_does_not_matter(view: Callable[[Array], Array]) -> None:
     array = view(np.arange(24, dtype=np.float64).reshape(4, 6))
     same = {Part.BODY: {"x": np.array(array, order="C")}}
     assert encode({Part.BODY: {"x": array}}) == encode(same)
     assert same_tensors(decode(encode({Part.BODY: {"x": array}})), same)
-
-
-def test_what_was_read_can_be_written_to_and_the_blob_stays_as_it_was() -> None:
-    data = encode(small())
-    decode(data)[Part.BODY]["w"][:] = -1.0
-    assert same_tensors(decode(data), small())
-
-
-def test_a_payload_of_nothing_and_an_empty_part_are_the_same() -> None:
-    assert decode(encode({})) == {}
-    assert encode({Part.BODY: {}}) == encode({})
+    assert encode({**same, Part.HEAD: {}}) == encode(same)
 
 
 def test_the_bytes_of_a_payload_never_change() -> None:
-    """A ledger of today names blobs by these digests."""
+    """A ledger of today names blobs by these digests, which are blake3's."""
+    assert codec.digest(b"") == "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
     assert codec.digest(encode(small())) == "4b4f47e4092f69b3bd6ddebfa7a83fd412bb7d72504b5ad128010465ec7d27d0"
 
 
-def test_a_digest_is_blake3() -> None:
-    assert codec.digest(b"") == "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
-
-
-# What is refused when writing
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bool", "object", "int32", "uint8", "complex64", ">f4", ">i8", "U3"])
+@pytest.mark.parametrize("dtype", ["float16", "bool", "object", "int32", "uint8", ">f4", "U3"])
 def test_other_dtypes_are_not_written(dtype: str) -> None:
     with pytest.raises(CodecError, match=r"body/x (is .*float32|has dtype uint8)"):
         encode({Part.BODY: {"x": np.zeros(2, dtype)}})
 
 
-BAD_NAMES = ["", "../../x", "a/b", "a b", "nul\0", "ünï", "-x", ".hidden", "x" * 201, "line\n", "ＢＯＤＹ"]
-
-
-@pytest.mark.parametrize("name", BAD_NAMES)
+@pytest.mark.parametrize("name", ["", "../../x", "a/b", "nul\0", "ünï", "-x", ".hidden", "x" * 201, "line\n"])
 def test_bad_names_are_not_written(name: str) -> None:
     with pytest.raises(CodecError, match="tensor name"):
         encode({Part.BODY: {name: np.zeros(1)}})
@@ -159,9 +130,6 @@ def test_bad_names_are_not_written(name: str) -> None:
 def test_what_could_not_be_read_again_is_not_written(shape: tuple[int, ...]) -> None:
     with pytest.raises(CodecError, match="body/x has shape"):
         encode({Part.BODY: {"x": np.zeros(shape)}})
-
-
-# What is refused when reading
 
 
 def test_every_truncation_is_refused() -> None:
@@ -176,45 +144,31 @@ HEADERS: dict[str, Any] = {
     "not UTF-8": b"\xff\xfe{}",
     "UTF-16": '{"body/x": {}}'.encode("utf-16"),
     "a list": [],
-    "a number": 1,
     "null": None,
     "metadata": {"__metadata__": {"a": "b"}},
     "no part": {"x": entry()},
     "an unknown part": {"labels/x": entry()},
-    "a part in capitals": {"BODY/x": entry()},
-    "a part alone": {"body": entry()},
     "no name": {"body/": entry()},
     "a path": {"body/../../x": entry()},
     "NUL": {"body/x\0": entry()},
     "a long name": {"body/" + "x" * 201: entry()},
     "a lone surrogate": b'{"body/\\ud800": {}}',
     "an entry that is a list": {"body/x": [1]},
-    "an entry that is null": {"body/x": None},
-    "no dtype": {"body/x": {"shape": [1], "data_offsets": [0, 4]}},
-    "a dtype that is a list": {"body/x": entry(dtype=[])},
-    "a dtype that is a table": {"body/x": entry(dtype={})},
     "a dtype that is a number": {"body/x": entry(dtype=32)},
     "a dtype with a NUL": {"body/x": entry(dtype="F\0")},
-    "a dtype with a lone surrogate": {"body/x": entry(dtype="F\ud800")},
     "no shape": {"body/x": {"dtype": "F32", "data_offsets": [0, 4]}},
-    "a shape that is a word": {"body/x": entry("1")},
     "a shape that clears the screen": {"body/x": entry("\x1b[2J")},
     "a shape that is a table": {"body/x": entry({})},
     "a size of zero": {"body/x": entry((0, 2**40), end=0)},
     "a negative size": {"body/x": entry((-1,))},
-    "two negative sizes": {"body/x": entry((-1, -1))},
     "a size that is true": {"body/x": entry((True,))},
     "a size that is 1.0": {"body/x": entry((1.0,))},
-    "a size that is a word": {"body/x": entry(("1",))},
-    "a size of four thousand digits": b'{"body/x":{"dtype":"F32","data_offsets":[0,4],"shape":[' + b"9" * 4000 + b"]}}",
     "a size of five thousand digits": b'{"body/x":{"dtype":"F32","data_offsets":[0,4],"shape":[' + b"9" * 5000 + b"]}}",
     "sizes whose product wraps around": {"body/x": entry((2**32, 2**32))},
     "nine dimensions": {"body/x": entry((1,) * 9)},
     "a hundred thousand dimensions": {"body/x": entry((1,) * 100_000)},
     "no offsets": {"body/x": {"dtype": "F32", "shape": [1]}},
     "offsets behind the end": {"body/x": entry(start=4, end=8)},
-    "offsets in reverse": {"body/x": entry(start=4, end=0)},
-    "negative offsets": {"body/x": entry(start=-4, end=0)},
     "huge offsets": {"body/x": entry(start=2**70, end=2**70 + 4)},
     "offsets of another length": {"body/x": entry(end=3)},
     "twins": b"{" + b",".join([b'"body/x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'] * 2) + b"}",
@@ -233,29 +187,18 @@ def test_a_hostile_header_is_refused(header: Any) -> None:
     assert str(refused.value).isprintable()
 
 
-@pytest.mark.parametrize("dtype", ["F16", "BF16", "BOOL", "I8", "I32", "U8", "F8_E4M3", "O", "f32", "float32", ""])
+@pytest.mark.parametrize("dtype", ["F16", "BOOL", "I32", "U8", "O", "f32", "float32", ""])
 def test_other_dtypes_are_not_read(dtype: str) -> None:
     with pytest.raises(CodecError, match="has dtype"):
         decode(blob({"body/x": entry(dtype=dtype)}, b"1234"))
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.bool_, np.int32])
-def test_a_sound_file_of_another_dtype_is_not_read(dtype: type[Any]) -> None:
-    with pytest.raises(CodecError, match="has dtype"):
-        decode(save({"body/x": np.zeros(4, dtype)}))
+# Of two floats, and the body's size: overlapping, half so, a gap, one that the body fills, more behind, too short.
+OFFSETS = [((0, 4), (0, 4), 8), ((0, 4), (2, 6), 8), ((0, 4), (8, 12), 8), ((0, 4), (8, 12), 12)]
+OFFSETS += [((0, 4), (4, 8), 9), ((0, 4), (4, 8), 7)]
 
 
-OFFSETS: dict[str, tuple[tuple[int, int], tuple[int, int], int]] = {  # of two floats, and the body's size
-    "overlapping": ((0, 4), (0, 4), 8),
-    "half overlapping": ((0, 4), (2, 6), 8),
-    "with a gap": ((0, 4), (8, 12), 8),
-    "with a gap that the body fills": ((0, 4), (8, 12), 12),
-    "with trailing bytes": ((0, 4), (4, 8), 9),
-    "cut short": ((0, 4), (4, 8), 7),
-}
-
-
-@pytest.mark.parametrize(("one", "two", "size"), OFFSETS.values(), ids=OFFSETS)
+@pytest.mark.parametrize(("one", "two", "size"), OFFSETS)
 def test_tensors_that_do_not_tile_the_body_are_refused(one: Any, two: Any, size: int) -> None:
     header = {"body/x": entry(start=one[0], end=one[1]), "body/y": entry(start=two[0], end=two[1])}
     with pytest.raises(CodecError):
@@ -360,16 +303,16 @@ def test_a_hostile_header_costs_a_small_multiple_of_its_size(filler: bytes) -> N
     assert peak < 32 * len(data)
 
 
+PIECES = [b"", b"0", b"9", b'"', b"[", b"]", b"{", b"}", b",", b"-", b"F64", b"\0", b"\xff"]
+
+
 @st.composite
 def mutations(draw: st.DrawFn) -> bytes:
     """A sound blob with bytes changed, inserted or cut out, most of them in the header."""
     data = bytearray(encode(small()))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(data)))
-        piece = draw(
-            st.sampled_from([b"", b"0", b"9", b'"', b"[", b"]", b"{", b"}", b",", b"-", b"F64", b"\0", b"\xff"])
-        )
-        data[at : at + draw(st.integers(0, 3))] = piece
+        data[at : at + draw(st.integers(0, 3))] = draw(st.sampled_from(PIECES))
     if draw(st.booleans()):  # a length that fits, so that the header is reached
         end = data.rfind(b"}") + 1
         data[:8] = max(0, end - 8).to_bytes(8, "little")
@@ -403,9 +346,7 @@ def test_the_first_tensor_that_is_not_finite_is_named(value: float, dtype: str) 
 @pytest.mark.parametrize(
     "sent", [codec.encoded_size, lambda specs: codec.header_specs(header_of(specs))], ids=["announced", "uploaded"]
 )
-def test_a_header_of_thousands_of_tensors_does_not_stay_in_memory(
-    sent: Callable[[tuple[TensorSpec, ...]], Any],
-) -> None:
+def test_a_header_of_thousands_of_tensors_does_not_stay_in_memory(sent: Callable[..., Any]) -> None:
     sent((TensorSpec(Part.BODY, "warm", "float32", (1,)),))
     tracemalloc.start()
     for site in range(2):
@@ -429,7 +370,6 @@ def test_words_of_a_secure_aggregation_are_of_no_other_part(dtype: str) -> None:
     assert data == save({"secure-aggregation/vector": words})
     with pytest.raises(CodecError, match="of part secure-aggregation"):
         encode({Part.BODY: {"w": words}})
-    with pytest.raises(CodecError, match="of part secure-aggregation"):
-        decode(save({"body/w": words}))
-    with pytest.raises(CodecError, match="of part secure-aggregation"):
-        decode(save({"secure-aggregation/vector": words.astype(np.float32)}))
+    for foreign in ({"body/w": words}, {"secure-aggregation/vector": words.astype(np.float32)}):
+        with pytest.raises(CodecError, match="of part secure-aggregation"):
+            decode(save(foreign))

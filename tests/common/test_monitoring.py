@@ -1,7 +1,4 @@
-"""Metrics as data.
-
-/metrics, /healthz and /readyz, as Prometheus, a container's health check and a stranger meet them.
-"""
+"""Metrics as data; /metrics, /healthz and /readyz, as Prometheus, a health check and a stranger meet them."""
 
 from __future__ import annotations
 
@@ -39,27 +36,20 @@ def test_values_are_told_by_their_labels() -> None:
         ("protofed_free_bytes", {"site": "bob"}, 2.0),
     ]
     assert (family.type, family.documentation) == ("gauge", "How much room is left.")
-
-
-def test_a_counter_that_is_read_has_its_name_as_it_is_written_here() -> None:
     assert [sample.name for sample in SEEN.family({(): 3}).samples] == ["protofed_seen_total"]
+    for labels in (("ann", "bob"), ()):
+        with pytest.raises(ValueError, match="has the labels"):
+            FREE.family({labels: 1.0})
 
 
-def test_a_counter_that_counts_is_one_series() -> None:
+def test_a_counter_that_counts_is_one_series_and_a_histogram_has_its_buckets() -> None:
     registry = CollectorRegistry()
     SEEN.counter(registry).inc(2)
     found = [(sample.name, sample.value) for family in registry.collect() for sample in family.samples]
     assert found == [("protofed_seen_total", 2.0)]
-
-
-def test_a_histogram_has_its_buckets() -> None:
-    registry = CollectorRegistry()
     Metric("protofed_s", "histogram", ("phase",), "Time.").histogram(registry, (1, 10)).labels("fit").observe(5)
-    counts = {
-        limit: registry.get_sample_value("protofed_s_bucket", {"phase": "fit", "le": limit})
-        for limit in ("1.0", "10.0")
-    }
-    assert counts == {"1.0": 0, "10.0": 1}
+    for limit, count in (("1.0", 0), ("10.0", 1)):
+        assert registry.get_sample_value("protofed_s_bucket", {"phase": "fit", "le": limit}) == count
 
 
 def test_a_summary_is_counts_and_sums() -> None:
@@ -76,12 +66,6 @@ def test_the_table_has_a_row_for_each() -> None:
         "| `protofed_free_bytes{site}` | gauge | How much room is left. |",
         "| `protofed_seen_total` | counter | How often it was seen. |",
     ]
-
-
-@pytest.mark.parametrize("labels", [("ann", "bob"), ()])
-def test_labels_that_the_metric_does_not_have_are_told_at_once(labels: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="has the labels"):
-        FREE.family({labels: 1.0})
 
 
 TOKEN = "a2c4e6"  # noqa: S105
@@ -115,8 +99,11 @@ class Watched:
         return socket.create_connection((self.host, self.port), timeout=10)
 
 
+Start = Callable[..., Watched]
+
+
 @pytest.fixture
-def start() -> Iterator[Callable[..., Watched]]:
+def start() -> Iterator[Start]:
     started: list[Watched] = []
 
     def make(**where: Any) -> Watched:
@@ -136,7 +123,7 @@ def token(tmp_path: Path) -> Path:
     return path
 
 
-def test_metrics_in_the_format_that_is_asked_for(start: Callable[..., Watched]) -> None:
+def test_metrics_in_the_format_that_is_asked_for(start: Start) -> None:
     watched = start()
     status, text, headers = watched.get("/metrics")
     assert (status, headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
@@ -146,7 +133,7 @@ def test_metrics_in_the_format_that_is_asked_for(start: Callable[..., Watched]) 
     assert text.endswith("# EOF\n")
 
 
-def test_it_is_alive_though_not_ready(start: Callable[..., Watched]) -> None:
+def test_it_is_alive_though_not_ready(start: Start) -> None:
     watched = start()
     assert watched.get("/readyz")[:2] == (200, "ready\n")
     watched.missing = ["identity: expired", "disk: full"]
@@ -154,25 +141,19 @@ def test_it_is_alive_though_not_ready(start: Callable[..., Watched]) -> None:
     assert watched.get("/healthz")[:2] == (200, "alive\n")
 
 
-@pytest.mark.parametrize("path", ["/", "/metrics/", "/../etc/passwd"])
-def test_there_is_nothing_else(start: Callable[..., Watched], path: str) -> None:
-    assert start().get(path)[:2] == (404, "here are /metrics, /healthz and /readyz\n")
-
-
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD"])
-def test_it_can_only_be_read(start: Callable[..., Watched], method: str) -> None:
-    assert start().get("/metrics", method)[0] == 501
-
-
-def test_no_answer_names_any_software(start: Callable[..., Watched]) -> None:
+def test_there_is_nothing_else_it_is_only_read_and_names_no_software(start: Start) -> None:
     watched = start()
+    for path in ("/", "/metrics/", "/../etc/passwd"):
+        assert watched.get(path)[:2] == (404, "here are /metrics, /healthz and /readyz\n")
+    for method in ("POST", "PUT", "HEAD"):
+        assert watched.get("/metrics", method)[0] == 501
     for path, method in (("/metrics", "GET"), ("/nothing", "GET"), ("/metrics", "POST")):
         _, text, headers = watched.get(path, method)
         assert headers["Server"] is None
         assert "python" not in text.lower() + str(headers).lower()
 
 
-def test_a_registry_that_breaks_says_nothing_of_why(start: Callable[..., Watched]) -> None:
+def test_a_registry_that_breaks_says_nothing_of_why(start: Start) -> None:
     class Broken:
         def collect(self) -> Any:
             raise RuntimeError("patient 4711")
@@ -185,10 +166,7 @@ def test_a_registry_that_breaks_says_nothing_of_why(start: Callable[..., Watched
     assert watched.get("/healthz")[0] == 200
 
 
-# Token
-
-
-def test_metrics_are_for_those_who_have_the_token(start: Callable[..., Watched], token: Path) -> None:
+def test_metrics_are_for_those_who_have_the_token(start: Start, token: Path) -> None:
     watched = start(token=token)
     assert watched.get("/metrics", Authorization=f"Bearer {TOKEN}")[0] == 200
     assert watched.get("/metrics", Authorization=f"bearer  {TOKEN} ")[0] == 200
@@ -199,31 +177,24 @@ def test_metrics_are_for_those_who_have_the_token(start: Callable[..., Watched],
     assert watched.get("/readyz")[0] == watched.get("/healthz")[0] == 200
 
 
-@pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
-def test_a_token_that_others_can_read_is_none(token: Path, mode: int) -> None:
-    token.chmod(mode)
-    with pytest.raises(ConfigError, match=f"can be read or changed by others .mode {mode:04o}.; expected 0600"):
-        Watched(token=token)
-
-
-@pytest.mark.parametrize("text", ["", "\n\n", "two words", "tökén"])
-def test_a_file_without_a_token(token: Path, text: str) -> None:
-    token.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match="expected one line with the token"):
-        Watched(token=token)
-
-
-def test_no_file(tmp_path: Path) -> None:
+def test_a_token_that_others_can_read_or_that_is_none(token: Path) -> None:
+    for mode in (0o644, 0o640, 0o602):
+        token.chmod(mode)
+        with pytest.raises(ConfigError, match=f"can be read or changed by others .mode {mode:04o}.; expected 0600"):
+            Watched(token=token)
+    token.chmod(0o600)
+    for text in ("", "\n\n", "two words", "tökén"):
+        token.write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError, match="expected one line with the token"):
+            Watched(token=token)
     with pytest.raises(ConfigError, match="No such file or directory; expected a file of this account's"):
-        Watched(token=tmp_path / "none")
+        Watched(token=token.with_name("none"))
 
 
 @pytest.mark.parametrize(
     ("listen", "has_token", "told"), [("0.0.0.0:0", False, 1), ("0.0.0.0:0", True, 0), ("127.0.0.1:0", False, 0)]
 )
-def test_a_port_that_everybody_reaches_is_told_once(
-    start: Callable[..., Watched], token: Path, listen: str, has_token: bool, told: int
-) -> None:
+def test_a_port_for_all_is_told_once(start: Start, token: Path, listen: str, has_token: bool, told: int) -> None:
     with capture_logs() as logs:
         start(listen=listen, token=token if has_token else None)
     warnings = [entry for entry in logs if entry["log_level"] == "warning"]
@@ -232,27 +203,19 @@ def test_a_port_that_everybody_reaches_is_told_once(
     ] * told
 
 
-# Addresses
-
-
-def test_a_port_that_is_taken(start: Callable[..., Watched]) -> None:
+def test_an_address_that_cannot_be_had_and_a_port_that_is_free_again(start: Start) -> None:
     taken = start()
-    with pytest.raises(UnavailableError, match=f"{taken.port}"):
-        Watched(listen=f"127.0.0.1:{taken.port}")
-
-
-def test_an_address_that_is_not_this_machines() -> None:
-    with pytest.raises(UnavailableError, match=r"192\.0\.2\.1:9100"):
-        Watched(listen="192.0.2.1:9100")
-
-
-@pytest.mark.parametrize("listen", ["9100", "localhost", ":9100", "127.0.0.1:x", "127.0.0.1:99999"])
-def test_what_is_no_address(listen: str) -> None:
+    for listen in (f"127.0.0.1:{taken.port}", "192.0.2.1:9100"):  # the second is not this machine's
+        with pytest.raises(UnavailableError, match=listen):
+            Watched(listen=listen)
     with pytest.raises(ConfigError, match="expected host:port"):
-        Watched(listen=listen)
+        Watched(listen="localhost")
+    taken.get("/healthz")
+    taken.monitor.stop()
+    assert start(listen=f"127.0.0.1:{taken.port}").get("/healthz")[0] == 200
 
 
-def test_ipv6_too(start: Callable[..., Watched]) -> None:
+def test_ipv6_too(start: Start) -> None:
     if not socket.has_ipv6 or not Path("/proc/net/if_inet6").read_text(encoding="ascii"):
         pytest.skip("this machine has no IPv6")
     watched = start(listen="[::1]:0")
@@ -260,19 +223,7 @@ def test_ipv6_too(start: Callable[..., Watched]) -> None:
     assert watched.get("/healthz")[0] == 200
 
 
-def test_the_port_is_free_again_after_the_end(start: Callable[..., Watched]) -> None:
-    first = start()
-    first.get("/healthz")
-    first.monitor.stop()
-    assert start(listen=f"127.0.0.1:{first.port}").get("/healthz")[0] == 200
-
-
-# Peers that mean no good
-
-
-def test_a_silent_peer_holds_up_nobody_and_is_let_go(
-    start: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_peer_holds_up_nobody_and_goes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitoring, "SILENCE_S", 0.5)
     watched = start()
     with watched.dial() as silent:
@@ -280,9 +231,7 @@ def test_a_silent_peer_holds_up_nobody_and_is_let_go(
         assert silent.recv(100) == b""
 
 
-def test_a_peer_that_sends_a_byte_now_and_then_is_cut_off(
-    start: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_peer_that_sends_few_bytes_is_cut(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitoring, "LONGEST_S", 0.5)
     watched = start()
     began = time.monotonic()
@@ -296,9 +245,7 @@ def test_a_peer_that_sends_a_byte_now_and_then_is_cut_off(
     assert time.monotonic() - began < 10
 
 
-def test_one_connection_too_many_is_closed_at_once(
-    start: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_connection_too_many_is_closed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitoring, "CONNECTIONS", 2)
     watched = start()
     with watched.dial(), watched.dial(), watched.dial() as third:
@@ -313,14 +260,14 @@ def test_one_connection_too_many_is_closed_at_once(
             assert time.monotonic() < until
 
 
-def test_a_body_or_long_headers_are_not_read(start: Callable[..., Watched]) -> None:
+def test_a_body_or_long_headers_are_not_read(start: Start) -> None:
     watched = start()
     assert watched.get("/healthz", "GET", None, **{"Content-Length": "1000000000"})[0] == 200
     assert watched.get("/healthz", X="x" * 70_000)[0] == 431
     assert watched.get("/" + "x" * 70_000)[0] == 414
 
 
-def test_peers_leave_no_thread_behind(start: Callable[..., Watched]) -> None:
+def test_peers_leave_no_thread_behind(start: Start) -> None:
     watched = start()
     for _ in range(20):
         watched.get("/healthz")
@@ -329,9 +276,6 @@ def test_peers_leave_no_thread_behind(start: Callable[..., Watched]) -> None:
     while any("process_request_thread" in thread.name for thread in threading.enumerate()):
         assert time.monotonic() < until
         time.sleep(0.05)
-
-
-# HTTPS
 
 
 @pytest.fixture
@@ -344,9 +288,7 @@ def identity(authority: Authority, tmp_path: Path) -> Path:
     return authority.issue(tmp_path / "hub", Party.SERVER, "hub")
 
 
-def test_https_with_a_folders_certificate(
-    start: Callable[..., Watched], authority: Authority, identity: Path, token: Path
-) -> None:
+def test_https_by_a_certificate(start: Start, authority: Authority, identity: Path, token: Path) -> None:
     watched = start(identity=identity, token=token)
     assert watched.url == f"https://127.0.0.1:{watched.port}"
     assert watched.get("/metrics", trust=authority.pem)[0] == 401
@@ -358,7 +300,7 @@ def test_https_with_a_folders_certificate(
     assert watched.get("/healthz", trust=authority.pem)[0] == 200
 
 
-def test_nothing_older_than_tls_1_2(start: Callable[..., Watched], identity: Path) -> None:
+def test_nothing_older_than_tls_1_2(start: Start, identity: Path) -> None:
     watched = start(identity=identity)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -370,8 +312,8 @@ def test_nothing_older_than_tls_1_2(start: Callable[..., Watched], identity: Pat
         context.wrap_socket(line)
 
 
-def test_a_renewed_certificate_is_taken_up_and_a_bad_one_is_not(
-    start: Callable[..., Watched], authority: Authority, identity: Path
+def test_a_renewed_certificate_is_taken_up_a_bad_one_not(
+    start: Start, authority: Authority, identity: Path, tmp_path: Path
 ) -> None:
     watched = start(identity=identity)
     assert watched.get("/healthz", trust=authority.pem)[0] == 200
@@ -383,15 +325,11 @@ def test_a_renewed_certificate_is_taken_up_and_a_bad_one_is_not(
         for _ in range(3):
             assert watched.get("/healthz", trust=other.pem)[0] == 200
     assert len([entry for entry in logs if entry["log_level"] == "warning"]) == 1
-
-
-def test_a_key_that_waits_for_its_certificate_counts_when_that_came(
-    start: Callable[..., Watched], authority: Authority, identity: Path, tmp_path: Path
-) -> None:
-    made = authority.issue(tmp_path / "next", Party.SERVER, "hub")
+    made = authority.issue(tmp_path / "next", Party.SERVER, "hub")  # a key that waits for its certificate
     os.rename(made / "key.pem", identity / "key.next.pem")
-    os.rename(made / "cert.pem", identity / "cert.pem")
-    assert start(identity=identity).get("/healthz", trust=authority.pem)[0] == 200
+    for name in ("cert.pem", "ca.pem"):
+        os.rename(made / name, identity / name)
+    assert watched.get("/healthz", trust=authority.pem)[0] == 200
 
 
 def test_folders_that_cannot_be_used(identity: Path, authority: Authority) -> None:
@@ -407,9 +345,7 @@ def test_folders_that_cannot_be_used(identity: Path, authority: Authority) -> No
         Watched(identity=identity)
 
 
-def test_a_peer_that_speaks_no_tls_harms_nobody(
-    start: Callable[..., Watched], authority: Authority, identity: Path
-) -> None:
+def test_who_speaks_no_tls_harms_nobody(start: Start, authority: Authority, identity: Path) -> None:
     watched = start(identity=identity)
     with watched.dial() as confused:
         confused.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
@@ -417,9 +353,7 @@ def test_a_peer_that_speaks_no_tls_harms_nobody(
             assert watched.get("/healthz", trust=authority.pem)[0] == 200
 
 
-def test_an_expired_certificate_still_answers_whoever_does_not_mind(
-    start: Callable[..., Watched], authority: Authority, tmp_path: Path
-) -> None:
+def test_an_expired_certificate_still_answers(start: Start, authority: Authority, tmp_path: Path) -> None:
     ended = datetime.now(UTC) - timedelta(minutes=1)
     watched = start(identity=authority.issue(tmp_path / "old", Party.SERVER, "hub", ends=ended))
     with pytest.raises(ssl.SSLCertVerificationError) as refused:

@@ -1,14 +1,11 @@
-"""Plug-ins: found by entry point or path, imported only where they are allowed, and told apart from typos.
-
-A name or an option that nobody registered is an error that names the nearest one.
-"""
+"""Plug-ins: found by entry point or path, imported only where they are allowed, and told apart from typos."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import FrozenInstanceError, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
@@ -61,9 +58,8 @@ def register(folder: Path, package: str, points: str) -> None:
 
 @pytest.fixture
 def registered(tmp_path: Path) -> None:
-    register(
-        tmp_path, "outside", "[protofed.methods]\nprox = outside:METHOD\n\n[protofed.models]\nnet = outside:number\n"
-    )
+    points = "[protofed.methods]\nprox = outside:METHOD\n\n[protofed.models]\nnet = outside:number\n"
+    register(tmp_path, "outside", points)
 
 
 @dataclass(frozen=True)
@@ -93,37 +89,23 @@ def test_what_is_not_allowed_is_never_imported(name: str) -> None:
 def test_an_allowed_one_is_found_by_its_entry_point_or_its_path(name: str) -> None:
     plugins.allow({name})
     assert isinstance(load(PluginKind.METHOD, name, ()), MethodPlugin)
-
-
-@pytest.mark.usefixtures("registered")
-def test_a_list_of_one_site_counts_in_place_of_what_the_process_was_allowed() -> None:
-    plugins.allow({"prox"})
-    with pytest.raises(ConfigError, match="not allowed"):
-        half("client").build("prox", {}, allowed=frozenset())
-    assert half("client").build("prox", {}, allowed=frozenset({"prox"}))
+    with pytest.raises(ConfigError, match="not allowed"):  # a site's list counts in place of the process's
+        half("client").build(name, {}, allowed=frozenset())
+    plugins.allow(set())
+    assert half("client").build(name, {}, allowed=frozenset({name}))
+    kinds = (PluginKind.METHOD, "prox"), (PluginKind.MODEL, "net"), (PluginKind.DATASET, "module:function")
+    assert all(is_plugin(*one) for one in kinds)
+    assert not is_plugin(PluginKind.MODEL, "prox")
 
 
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize(("typo", "meant"), [("proxx", "prox"), ("knwon", "known")])
 def test_an_unknown_name_is_told_the_nearest_plugins_among_them(typo: str, meant: str) -> None:
-    with pytest.raises(ConfigError, match=rf"'{typo}'.*'{meant}'"):
+    with pytest.raises(ConfigError, match=rf"'{typo}'.*'{meant}'") as caught:
         half("server").get(typo)
-
-
-@pytest.mark.usefixtures("registered")
-def test_who_wrote_one_is_told_how_it_becomes_known() -> None:
-    for name, told in (("my-method", True), ("proxx", False)):
-        with pytest.raises(ConfigError) as caught:
-            half("client").get(name)
-        assert ("pip install -e" in str(caught.value)) is told
-
-
-@pytest.mark.usefixtures("registered")
-def test_kinds_are_told_apart() -> None:
-    assert is_plugin(PluginKind.METHOD, "prox")
-    assert is_plugin(PluginKind.MODEL, "net")
-    assert not is_plugin(PluginKind.MODEL, "prox")
-    assert is_plugin(PluginKind.DATASET, "module:function")
+    assert "pip install -e" not in str(caught.value)
+    with pytest.raises(ConfigError, match="pip install -e"):  # for who wrote one
+        half("client").get("my-method")
 
 
 @pytest.mark.usefixtures("registered")
@@ -171,18 +153,13 @@ def test_one_that_cannot_be_used_is_refused_in_one_line(name: str, said: str) ->
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_name_of_two_packages_is_refused(tmp_path: Path) -> None:
-    register(tmp_path, "other", "[protofed.methods]\nprox = other:METHOD\n")
-    plugins.allow({"prox"})
-    with pytest.raises(ConfigError, match="registered by two packages"):
-        load(PluginKind.METHOD, "prox", ())
-
-
-def test_a_plugin_never_takes_a_known_name(tmp_path: Path) -> None:
-    register(tmp_path, "outside", "[protofed.methods]\nknown = outside:METHOD\n")
-    plugins.allow({"known"})
+def test_a_name_of_two_packages_is_refused_and_none_takes_a_known_one(tmp_path: Path) -> None:
+    register(tmp_path, "other", "[protofed.methods]\nprox = other:METHOD\nknown = outside:METHOD\n")
+    plugins.allow({"prox", "known"})
     assert half("client").get("known") is Known
     assert "outside" not in sys.modules
+    with pytest.raises(ConfigError, match="registered by two packages"):
+        load(PluginKind.METHOD, "prox", ())
 
 
 class Animal(Protocol):
@@ -219,13 +196,16 @@ def halves() -> Registry[Animal]:
     return registry
 
 
-def test_names_are_listed_in_order(animals: Registry[Animal]) -> None:
-    assert list(animals) == ["dog", "fish", "hound", "wolf"]
-
-
 def test_a_class_is_found_under_each_of_its_names(animals: Registry[Animal]) -> None:
     assert animals.get("dog") is animals.get("hound") is animals.get("wolf") is Dog
     assert animals.get("fish") is Fish
+    assert list(animals) == ["dog", "fish", "hound", "wolf"]
+    for name, told in (("dgo", "'dgo'.*'dog'"), ("Fish", "'Fish'.*'fish'"), ("xyz", "unknown animal 'xyz'")):
+        with pytest.raises(ConfigError, match=told):
+            animals.build(name, {})
+    with pytest.raises(ConfigError, match="unknown animal ''"):
+        animals.options("")
+    assert list(Registry[Animal]("plant")) == [], "it knows of no other"
 
 
 def test_options_become_fields_and_the_rest_keeps_its_default(animals: Registry[Animal]) -> None:
@@ -234,67 +214,37 @@ def test_options_become_fields_and_the_rest_keeps_its_default(animals: Registry[
     assert animals.build("fish", {}) == Fish()
 
 
-def test_what_was_built_cannot_be_changed(animals: Registry[Animal]) -> None:
-    dog: Any = animals.build("dog", {})
-    with pytest.raises(FrozenInstanceError):
-        dog.legs = 2
-
-
-@pytest.mark.parametrize(("typo", "meant"), [("dgo", "dog"), ("hounds", "hound"), ("Fish", "fish")])
-def test_an_unknown_name_is_told_the_nearest(animals: Registry[Animal], typo: str, meant: str) -> None:
-    with pytest.raises(ConfigError, match=rf"'{typo}'.*'{meant}'"):
-        animals.build(typo, {})
-
-
-def test_a_name_like_none_is_told_all(animals: Registry[Animal]) -> None:
-    with pytest.raises(ConfigError, match="unknown animal 'xyz'"):
-        animals.get("xyz")
-    with pytest.raises(ConfigError, match="unknown animal ''"):
-        animals.options("")
-
-
-def test_an_unknown_option_is_told_the_nearest(animals: Registry[Animal]) -> None:
-    with pytest.raises(ConfigError, match=r"'leg'.*'legs'"):
-        animals.build("dog", {"leg": 3})
-
-
-def test_an_option_of_what_has_none_is_an_error(animals: Registry[Animal]) -> None:
-    with pytest.raises(ConfigError, match=r"unknown option .*'legs'"):
-        animals.build("fish", {"legs": 0})
-
-
 def test_an_option_of_the_other_half_is_accepted_and_left_out(animals: Registry[Animal]) -> None:
     assert animals.build("wolf", {"pack": 7, "howl": "loud", "legs": 3}) == Dog(legs=3)
     assert animals.foreign("wolf") == {"pack", "howl"}
     assert animals.options("wolf") == {"legs", "tail", "weight"}
 
 
-def test_a_foreign_option_is_foreign_to_that_name_only(animals: Registry[Animal]) -> None:
-    with pytest.raises(ConfigError, match=r"unknown option .*'pack'"):
-        animals.build("dog", {"pack": 7})
-
-
-def test_a_typo_of_a_foreign_option_is_told_the_nearest(animals: Registry[Animal]) -> None:
-    with pytest.raises(ConfigError, match="'howl'"):
-        animals.build("wolf", {"howll": 1})
+@pytest.mark.parametrize(
+    ("name", "option", "told"),
+    [
+        ("dog", "leg", r"'leg'.*'legs'"),
+        ("fish", "legs", r"unknown option .*'legs'"),
+        ("dog", "pack", r"unknown option .*'pack'"),  # the other half's, under another name
+        ("wolf", "howll", "'howl'"),
+    ],
+)
+def test_an_unknown_option_is_told_the_nearest(animals: Registry[Animal], name: str, option: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        animals.build(name, {option: 3})
 
 
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
         ("legs", 5, "legs = 5: .*less than or equal to 4"),
-        ("legs", 0, "legs = 0: .*greater than or equal to 1"),
-        ("legs", 2.5, "legs = 2.5: "),
         ("legs", "many", "legs = 'many': "),
         ("legs", None, "legs = None: "),
-        ("weight", 0.0, "weight = 0.0: .*greater than 0"),
         ("weight", float("nan"), "weight = nan: "),
         ("tail", "curly", "tail = 'curly': .*'short' or 'long'"),
     ],
 )
-def test_a_value_out_of_range_is_named_with_what_was_expected(
-    animals: Registry[Animal], option: str, value: Any, said: str
-) -> None:
+def test_a_value_out_of_range_is_named_with_more(animals: Registry[Animal], option: str, value: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=f"^animal dog: {said}"):
         animals.build("dog", {option: value})
 
@@ -307,8 +257,8 @@ def test_a_name_is_registered_once(animals: Registry[Animal]) -> None:
     assert animals.get("dog") is Dog
 
 
-def test_a_half_of_several_methods_says_title_source_and_the_other_halfs_options_of_each(
-    halves: Registry[Animal],
+def test_a_half_of_several_methods_says_title_and_source_of_each(
+    animals: Registry[Animal], halves: Registry[Animal]
 ) -> None:
     assert halves.get("dog") is halves.get("hound") is Dog
     assert (halves.foreign("dog"), halves.foreign("hound")) == ({"bark"}, set())
@@ -316,19 +266,8 @@ def test_a_half_of_several_methods_says_title_source_and_the_other_halfs_options
     with pytest.raises(ConfigError, match="'hound' is registered twice"):
         halves.register(Method("hound", "Another"))(Fish)
     assert halves.about("hound").title == "Hound"
-
-
-def test_of_what_is_not_known_the_name_stands_for_the_title(
-    animals: Registry[Animal], halves: Registry[Animal]
-) -> None:
     for registry, name in ((halves, "cat"), (halves, "os:system"), (animals, "wolf")):
         assert registry.about(name) == Method(name, name)
-
-
-def test_registries_do_not_know_of_one_another(animals: Registry[Animal]) -> None:
-    with pytest.raises(ConfigError):
-        Registry[Animal]("plant").get("dog")
-    assert list(Registry[Animal]("plant")) == []
 
 
 @pytest.mark.parametrize("half", ["client", "server"])
@@ -376,9 +315,7 @@ class Silent:
         (Silent, "half Silent has no exchanges; expected the members of Exchanging"),
     ],
 )
-def test_a_half_with_a_misspelt_or_a_missing_declaration_is_refused_at_its_registration(
-    wrong: type[Any], said: str
-) -> None:
+def test_a_half_with_a_misspelt_or_missing_declaration_is_not_registered(wrong: type[Any], said: str) -> None:
     """A site's policy looks at what a half declares: `exchange` was taken for a method that exchanges nothing."""
     registry: Registry[Exchanging] = Registry("method", half="client", protocols=(Exchanging, Optional))
     registry.register("right")(Right)

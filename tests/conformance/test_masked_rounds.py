@@ -99,9 +99,7 @@ def test_masked_rounds_give_the_state_and_the_scores_of_a_simulation(method: dic
     assert all(spread.sites == 3 and spread.worst is None for spread in sums[2].values())
 
 
-def test_noise_that_sites_share_is_the_same_under_masks_and_in_a_simulation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shared_noise_is_the_same_under_masks_and_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the last bits: a simulated site adds it to float32, a daemon on the ring."""
     monkeypatch.setattr(DiskStore, "secret", lambda _: SIMULATED_SECRET)
     monkeypatch.setattr(MemoryStore, "secret", lambda _: SIMULATED_SECRET)

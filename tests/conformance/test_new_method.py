@@ -93,6 +93,9 @@ def simulated(processes: Processes, recipe: Path, state: Path) -> str:
 
 
 def test_the_package_passes_the_conformance_suite_as_it_is_written(package: Path) -> None:
+    files = [path for path in package.rglob("*") if path.is_file() and "dist-info" not in str(path)]
+    assert len(files) == len(list(METHOD_TEMPLATES.glob("*.tmpl")))
+    assert not [path for path in files if "$" in path.read_text(encoding="utf-8")], "every template is filled in"
     done = python("-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", cwd=package)
     assert done.returncode == 0, done.stdout[-3000:]
 
@@ -137,12 +140,6 @@ def test_a_server_that_was_not_told_of_it_refuses_it_and_imports_nothing(ourprox
     assert "add it to `plugins`" in done.stderr
 
 
-def test_every_template_is_filled_in(package: Path) -> None:
-    files = [path for path in package.rglob("*") if path.is_file() and "dist-info" not in str(path)]
-    assert len(files) == len(list(METHOD_TEMPLATES.glob("*.tmpl")))
-    assert not [path for path in files if "$" in path.read_text(encoding="utf-8")]
-
-
 REFUSED = ["", "Fedprox", "1st", "fed_prox", "fed--prox", "-fed", "fed-", "a b", "../fed", "class", "x" * 51, "féd"]
 TAKEN = ["fednh", "json", "numpy", "protofed"]
 
@@ -154,14 +151,11 @@ def test_a_name_that_cannot_be_a_package_or_is_taken_is_refused(name: str, tmp_p
     assert not (tmp_path / "own").exists()
 
 
-def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_exists_is_left_alone_and_one_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "my-method").mkdir()
     with pytest.raises(ConfigError, match="exists"):
         new_method("my-method", tmp_path)
     assert not os.listdir(tmp_path / "my-method")
-
-
-def test_a_folder_that_cannot_be_written_is_a_problem_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StateError, match="--into"):
         new_method("my-method", tmp_path / "file")

@@ -52,14 +52,8 @@ def digest(running: Simulation) -> str:
 
 def numbers(payload: Payload) -> Array:
     """All floats of a state, which has the same tensors in both runs."""
-    return np.concatenate(
-        [
-            array.reshape(-1).astype(np.float64)
-            for _, tensors in sorted(payload.items())
-            for _, array in sorted(tensors.items())
-            if array.dtype.kind == "f"
-        ]
-    )
+    arrays = [array for _, tensors in sorted(payload.items()) for _, array in sorted(tensors.items())]
+    return np.concatenate([array.reshape(-1).astype(np.float64) for array in arrays if array.dtype.kind == "f"])
 
 
 @by_name

@@ -71,3 +71,9 @@ def linear() -> Callable[..., SplitModel]:
         return model
 
     return make
+
+
+@pytest.fixture
+def tiny(local_of: Callable[..., FitContext], linear: Callable[..., SplitModel]) -> Callable[..., FitContext]:
+    """A site of two classes whose body is one weight, another one's until something is loaded."""
+    return lambda features, labels, **plan: local_of(linear([[9.0]], 2), features, labels, 2, **plan)

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 from sklearn.cluster import AgglomerativeClustering
-from tests.support.half_rounds import model, play
+from tests.support.half_rounds import LocalOf, model, play
 from tests.support.round_contexts import round_context
 
 from protofed.client.methods.cfl import CFLClient
 from protofed.client.methods.fedavg import FedAvgClient
-from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
 from protofed.common.payload import Array, Part, Payload, SiteId, Update, same_tensors
 from protofed.server.methods.cfl import CFLServer, Linkage, bipartition, inner_products
 from protofed.server.methods.fedavg import FedAvgServer
-
-LocalOf = Callable[..., FitContext]
-Linear = Callable[..., SplitModel]
 
 SPLITS = CFLServer(eps1=0.4, eps2=0.9, first_rounds=0)
 APART = {"ann": (1.0, 0.0), "bob": (0.9, 0.1), "cyd": (-1.0, 0.0), "dan": (-0.9, -0.1)}  # dW, of the head's biases
@@ -121,10 +116,10 @@ def test_buffers_count_for_nothing_in_a_split() -> None:
     assert not inner_products(with_buffer(0.0), [with_buffer(5.0), with_buffer(-5.0)]).any()
 
 
-def test_without_a_split_it_is_fedavg_bit_for_bit(local_of: LocalOf, linear: Linear) -> None:
+def test_without_a_split_it_is_fedavg_bit_for_bit(tiny: LocalOf) -> None:
     def sites() -> dict[SiteId, FitContext]:
         data = {"ann": ([[2.0], [1.0]], [0, 1]), "bob": ([[3.0]], [1]), "cyd": ([[-1.0]], [0])}
-        return {site: local_of(linear([[9.0]], 2), *some, 2, lr=0.1, epochs=2) for site, some in data.items()}
+        return {site: tiny(*some, lr=0.1, epochs=2) for site, some in data.items()}
 
     clustered = play(CFLServer(eps1=0.0), CFLClient(), sites(), model(), 3)
     averaged = play(FedAvgServer(), FedAvgClient(), sites(), model(), 3)

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.half_rounds import LocalOf
 from tests.support.round_contexts import round_context
 
 from protofed.client.methods.creff import CReFFClient
 from protofed.client.methods.fedavg import FedAvgClient
-from protofed.client.models.split import SplitModel
-from protofed.client.training.context import FitContext
 from protofed.common.errors import CodecError
 from protofed.common.payload import Array, Part, Payload, Update, same_tensors
 from protofed.server.method import sent
 from protofed.server.methods.creff import FEATURES, KNOWN, RETRAINED, CReFFServer
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.methods.federated_features import joined, matched, retrained
-
-LocalOf = Callable[..., FitContext]
-Linear = Callable[..., SplitModel]
 
 CLASSES, WIDE = 3, 2
 HEAD = {"weight": np.array([[0.0], [0.0]]), "bias": np.array([0.5, 0.0])}
@@ -46,28 +42,25 @@ def update(site: int, state: Payload, classes: set[int], weight: float | None = 
     return Update(f"site-{site}", payload, weight=weight)
 
 
-# The site
-
-
 def received(matrix: Any) -> Payload:
     return {Part.BODY: {"0.weight": np.array([[1.0]])}, Part.HEAD: {**HEAD, RETRAINED: np.array(matrix)}}
 
 
-def test_gradients_by_hand(local_of: LocalOf, linear: Linear) -> None:
+def test_gradients_by_hand(tiny: LocalOf) -> None:
     """Of x = z = 1 and 0, both of class 0; the re-trained classifier has the logits ln 3 z and 0.
 
     p - e_0 is (-1/4, 1/4) for z = 1 and (-1/2, 1/2) for z = 0: by the weight the mean of p - e_0 times z, by the bias
     that of p - e_0. A body that was trained before, or FedAvg's classifier, would give other numbers.
     """
-    local = local_of(linear([[9.0]], 2), [[1.0], [0.0]], [0, 0], 2, lr=0.1, epochs=3)
+    local = tiny([[1.0], [0.0]], [0, 0], lr=0.1, epochs=3)
     made = CReFFClient().fit(local, received([[np.log(3), 0.0], [0.0, 0.0]])).payload
     assert made.keys() == CReFFClient.sends
     assert made[Part.CLASS_GRADIENTS].keys() == {"0"}
     np.testing.assert_allclose(made[Part.CLASS_GRADIENTS]["0"], [[-1 / 8, -3 / 8], [1 / 8, 3 / 8]], atol=1e-14)
 
 
-def test_what_a_site_trains_sends_and_predicts_with_is_fedavg_s(local_of: LocalOf, linear: Linear) -> None:
-    sites = [local_of(linear([[9.0]], 2), [[2.0], [1.0], [3.0]], [0, 1, 1], 2, lr=0.1, epochs=2) for _ in range(2)]
+def test_what_a_site_trains_sends_and_predicts_with_is_fedavg_s(tiny: LocalOf) -> None:
+    sites = [tiny([[2.0], [1.0], [3.0]], [0, 1, 1], lr=0.1, epochs=2) for _ in range(2)]
     creff, fedavg = sites
     base = received([[3.0, 1.0], [0.0, 2.0]])
     made = CReFFClient().fit(creff, base)
@@ -79,26 +72,23 @@ def test_what_a_site_trains_sends_and_predicts_with_is_fedavg_s(local_of: LocalO
     np.testing.assert_array_equal(creff.model(images).numpy(force=True), fedavg.model(images).numpy(force=True))
 
 
-def test_the_global_model_has_the_re_trained_classifier(local_of: LocalOf, linear: Linear) -> None:
-    local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2)
+def test_the_global_model_has_the_re_trained_classifier(tiny: LocalOf) -> None:
+    local = tiny([[2.0]], [0])
     CReFFClient().load_global(local, received([[3.0, 1.0], [0.0, 2.0]]))
     (images, _), *_ = local.data.ordered(local.data.train, 1)
     np.testing.assert_allclose(local.model(images).numpy(force=True), [[7.0, 2.0]])
 
 
 @pytest.mark.parametrize("matrix", [[[1.0], [2.0]], [[1.0, 2.0]], [1.0, 2.0], 1.0, [[1.0] * 3] * 2])
-def test_a_classifier_of_another_shape_is_refused(matrix: Any, local_of: LocalOf, linear: Linear) -> None:
+def test_a_classifier_of_another_shape_is_refused(matrix: Any, tiny: LocalOf) -> None:
     with pytest.raises(CodecError):
-        CReFFClient().load_global(local_of(linear([[9.0]], 2), [[2.0]], [0], 2), received(matrix))
+        CReFFClient().load_global(tiny([[2.0]], [0]), received(matrix))
 
 
-def test_a_class_of_few_images_stays(local_of: LocalOf, linear: Linear) -> None:
-    local = local_of(linear([[9.0]], 2), [[2.0], [1.0], [1.0]], [0, 1, 1], 2)
+def test_a_class_of_few_images_stays(tiny: LocalOf) -> None:
+    local = tiny([[2.0], [1.0], [1.0]], [0, 1, 1])
     made = CReFFClient(min_samples_per_class=2).fit(local, received([[3.0, 1.0], [0.0, 2.0]])).payload
     assert made[Part.CLASS_GRADIENTS].keys() == {"1"}
-
-
-# The server
 
 
 def test_the_first_head_is_both_classifiers_and_features_are_normal() -> None:
@@ -109,21 +99,12 @@ def test_the_first_head_is_both_classifiers_and_features_are_normal() -> None:
     assert abs(features.mean()) < 0.1
     assert abs(features.std() - 1) < 0.1
     assert not state[Part.PRIVATE][KNOWN].any()
-
-
-def test_no_site_is_sent_features_and_all_are_sent_the_same() -> None:
-    state = first()
-    assert sent(QUICK, state, "ann").keys() == {Part.BODY, Part.HEAD}
+    assert sent(QUICK, state, "ann").keys() == {Part.BODY, Part.HEAD}, "and no features"
     assert QUICK.broadcast(state, "ann") is QUICK.broadcast(state, "bob")
-
-
-def test_features_follow_from_the_run_s_seed() -> None:
-    model = {part: first()[part] for part in (Part.BODY, Part.HEAD)}
-    one, again, other = (
-        QUICK.init(model, round_context(CLASSES, seed=seed))[Part.PRIVATE][FEATURES] for seed in (7, 7, 8)
-    )
+    plain = {part: state[part] for part in (Part.BODY, Part.HEAD)}
+    one, again, other = (QUICK.init(plain, round_context(CLASSES, seed=n))[Part.PRIVATE][FEATURES] for n in (7, 7, 8))
     np.testing.assert_array_equal(one, again)
-    assert not np.array_equal(one, other)
+    assert not np.array_equal(one, other), "they follow from the run's seed"
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -147,9 +128,7 @@ def test_the_model_that_is_trained_is_fedavg_s() -> None:
     state = first()
     updates = [update(1, state, {0, 1}, 10.0), update(2, state, {1}, 30.0)]
     for weighting in ("uniform", "examples"):
-        after = CReFFServer(features=4, match_epochs=3, crt_epochs=2, weighting=weighting).aggregate(
-            state, updates, round_context()
-        )
+        after = replace(QUICK, weighting=weighting).aggregate(state, updates, round_context())
         plain = FedAvgServer(weighting=weighting).aggregate(state, updates, round_context())
         head = {name: array for name, array in after[Part.HEAD].items() if name != RETRAINED}
         assert same_tensors({Part.BODY: after[Part.BODY], Part.HEAD: head}, plain)
@@ -176,8 +155,7 @@ def test_without_two_classes_the_classifier_is_fedavg_s(classes: set[int]) -> No
 def test_an_update_is_fedavg_s_and_gradients_by_class() -> None:
     expected = QUICK.expects(first())
     assert {spec.path for spec in expected.required} == {"body/w", "head/weight", "head/bias"}
-    assert {(spec.path, spec.shape) for spec in expected.optional} == {
-        (f"class-gradients/{c}", (CLASSES, WIDE + 1)) for c in range(CLASSES)
-    }
+    rows = {(f"class-gradients/{c}", (CLASSES, WIDE + 1)) for c in range(CLASSES)}
+    assert {(spec.path, spec.shape) for spec in expected.optional} == rows
     assert not expected.weight
     assert CReFFServer(weighting="examples").expects(first()).weight

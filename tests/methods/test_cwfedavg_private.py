@@ -7,20 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.half_rounds import Linear, LocalOf, parts, refusal
 from tests.support.round_contexts import round_context
 
 from protofed.client.methods.cwfedavg_private import CwFedAvgPrivateClient
 from protofed.client.methods.fedavg import FedAvgClient
-from protofed.client.models.split import SplitModel, dump
+from protofed.client.models.split import dump
 from protofed.client.training.context import FitContext
 from protofed.common import codec
-from protofed.common.payload import Part, Payload, Update, describe, same_tensors
-from protofed.common.protocol.messages import Manifest
+from protofed.common.payload import Part, Payload, Update, same_tensors
 from protofed.server.methods.cwfedavg_private import CwFedAvgPrivateServer as Server
-from protofed.server.rounds.intake import intake
 
-LocalOf = Callable[..., FitContext]
-Linear = Callable[..., SplitModel]
 Site = Callable[..., FitContext]
 
 MODEL: Payload = {
@@ -40,10 +37,6 @@ def site(local_of: LocalOf, linear: Linear) -> Site:
     """Three of class 0, one of class 2."""
     features = [[3.0, 4.0], [1.0, -1.0], [2.0, 0.0], [-1.0, 1.0]]
     return lambda **plan: local_of(linear(np.full((2, 2), 9.0), 3), features, [0, 0, 0, 2], 3, **plan)
-
-
-def held(local: FitContext) -> Payload:
-    return {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
 
 
 def update(value: float, classes: list[int], weight: float | None = None) -> Update:
@@ -93,9 +86,9 @@ def test_training_is_fedavgs_from_the_mean(site: Site) -> None:
     ours, plain = site(**plan), site(**plan)
     made = CwFedAvgPrivateClient().fit(ours, STATE)
     assert FedAvgClient().fit(plain, MODEL).metrics == made.metrics
-    assert same_tensors(held(ours), held(plain))
-    assert not same_tensors(held(ours), MODEL)
-    assert same_tensors({part: made.payload[part] for part in (Part.BODY, Part.HEAD)}, held(ours))
+    assert same_tensors(parts(ours.model), parts(plain.model))
+    assert not same_tensors(parts(ours.model), MODEL)
+    assert same_tensors({part: made.payload[part] for part in (Part.BODY, Part.HEAD)}, parts(ours.model))
 
 
 def trap() -> Payload:
@@ -115,9 +108,7 @@ def test_what_is_sent_does_not_depend_on_the_class_heads(plan: dict[str, Any], s
     assert codec.encode(sent[0]) == codec.encode(sent[1])
 
 
-def test_a_server_that_sends_class_heads_to_read_shares_from_gets_its_own_mean_back(
-    local_of: LocalOf, linear: Linear
-) -> None:
+def test_a_server_that_sends_heads_to_read_shares_gets_its_own_mean_back(local_of: LocalOf, linear: Linear) -> None:
     """With a learning rate of 1e-30 nothing is trained: two sites with the same classes, 3 to 1 and 1 to 3, send the
     same bytes, and none of the biases is 1000 p.
     """
@@ -125,23 +116,14 @@ def test_a_server_that_sends_class_heads_to_read_shares_from_gets_its_own_mean_b
     for labels in ([0, 0, 0, 2], [0, 2, 2, 2]):
         local = local_of(linear(np.eye(2), 3), np.ones((4, 2)), labels, 3, **MINIMUM)
         payload = CwFedAvgPrivateClient().fit(local, trap()).payload
+        assert payload.keys() == CwFedAvgPrivateClient.sends == {Part.BODY, Part.HEAD, Part.CLASS_PRESENCE}
+        assert payload[Part.CLASS_PRESENCE].keys() == {"present"}
+        assert payload[Part.CLASS_PRESENCE]["present"].tolist() == [1.0, 0.0, 1.0]
         assert payload[Part.HEAD]["bias"].tolist() == [0.1, 0.3, -0.2]
         sent.append(codec.encode(payload))
         CwFedAvgPrivateClient().load_global(local, trap())  # the site's own model, which stays, does have them
         assert dump(local.model.head)["bias"].tolist() == [250.0 * labels.count(c) for c in range(3)]
     assert sent[0] == sent[1]
-
-
-def test_nothing_but_which_classes_there_are_leaves(local_of: LocalOf, linear: Linear) -> None:
-    """Two sites with the same classes in other proportions tell the same."""
-    told = []
-    for labels in ([0, 0, 0, 2], [0, 2, 2, 2]):
-        local = local_of(linear(np.eye(2), 3), np.ones((4, 2)), labels, 3, lr=1e-300)
-        made = CwFedAvgPrivateClient().fit(local, STATE).payload
-        assert made.keys() == CwFedAvgPrivateClient.sends == {Part.BODY, Part.HEAD, Part.CLASS_PRESENCE}
-        assert made[Part.CLASS_PRESENCE].keys() == {"present"}
-        told.append(made[Part.CLASS_PRESENCE]["present"].tolist())
-    assert told == [[1.0, 0.0, 1.0]] * 2
 
 
 def test_the_servers_step_by_hand() -> None:
@@ -173,18 +155,10 @@ def test_how_much_a_site_claims_has_no_say(present: Any) -> None:
     assert same_tensors(*states)
 
 
-def test_every_site_is_sent_the_same() -> None:
-    assert Server().broadcast(STATE, "ann") is Server().broadcast(STATE, "bob") is STATE
+def test_what_one_half_sends_the_other_expects_and_every_site_is_sent_the_same(site: Site) -> None:
+    made = CwFedAvgPrivateClient().fit(site(lr=0.01), STATE)
+    for state in (Server().init(MODEL, round_context(3)), Server().aggregate(STATE, [made], round_context())):
+        assert not Server().expects(state).weight
+        assert refusal(made.payload, Server().expects(state)) == ""
+        assert Server().broadcast(state, "ann") is Server().broadcast(state, "bob") is state
     assert not Server.global_model
-
-
-def test_what_one_half_sends_the_other_expects(site: Site) -> None:
-    made = CwFedAvgPrivateClient().fit(site(lr=0.01), STATE).payload
-    data = codec.encode(made)
-    for state in (
-        Server().init(MODEL, round_context(3)),
-        Server().aggregate(STATE, [Update("ann", made)], round_context()),
-    ):
-        expected = Server().expects(state)
-        assert not expected.weight
-        assert intake.manifest_problem(Manifest(describe(made), len(data), codec.digest(data)), expected) is None

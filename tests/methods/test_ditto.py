@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from tests.support.half_rounds import GOLDEN, LocalOf, model
 
 from protofed.client.method import proximal
 from protofed.client.methods.ditto import DittoClient
 from protofed.client.methods.fedavg import FedAvgClient
-from protofed.client.models.split import SplitModel, dump
+from protofed.client.models.split import dump
 from protofed.client.training.context import FitContext
 from protofed.common.payload import Part, Payload, same_tensors
 
-LocalOf = Callable[..., FitContext]
-Linear = Callable[..., SplitModel]
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "ditto_step.npz"
-FIRST: Payload = {
-    Part.BODY: {"0.weight": np.array([[1.0]])},
-    Part.HEAD: {"weight": np.zeros((2, 1)), "bias": np.zeros(2)},
-}
+FIRST = model()
 OWN: Payload = {**FIRST, Part.HEAD: {"weight": np.zeros((2, 1)), "bias": np.ones(2)}}  # v_k: logits are equal, too
 
 
 @pytest.fixture
-def local(local_of: LocalOf, linear: Linear) -> FitContext:
+def local(tiny: LocalOf) -> FitContext:
     """One example x = 2 of class 0, one step of lr = .1.
 
     Of equal logits p = (.5, .5): the head's weights move by -.1 (p - y) 2 = (.1, -.1), its biases by (.05, -.05), the
     body's by 0.
     """
-    return local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1)
+    return tiny([[2.0]], [0], lr=0.1)
 
 
 def test_a_round_by_hand(local: FitContext) -> None:
@@ -58,7 +49,7 @@ def test_drawn_to_the_trained_model_as_in_fednhs_code(local: FitContext) -> None
 
 
 def test_the_releases_step() -> None:
-    with np.load(GOLDEN) as golden:
+    with np.load(GOLDEN / "ditto_step.npz") as golden:
         v = torch.tensor(golden["v"], requires_grad=True)
         loss = torch.tensor(golden["grad"]) @ v + float(golden["lam"]) * proximal([v], [torch.tensor(golden["w_ref"])])
         loss.backward()  # type: ignore[no-untyped-call]
@@ -67,14 +58,14 @@ def test_the_releases_step() -> None:
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.75])
-def test_what_is_sent_is_fedavgs_whatever_lambda(lam: float, local_of: LocalOf, linear: Linear) -> None:
-    sites = [local_of(linear([[9.0]], 2), [[2.0], [1.0]], [0, 1], 2, lr=0.1, epochs=3, batch_size=1) for _ in range(2)]
+def test_what_is_sent_is_fedavgs_whatever_lambda(lam: float, tiny: LocalOf) -> None:
+    sites = [tiny([[2.0], [1.0]], [0, 1], lr=0.1, epochs=3, batch_size=1) for _ in range(2)]
     sites[0].client_state.update(OWN)
     assert same_tensors(DittoClient(lam=lam).fit(sites[0], FIRST).payload, FedAvgClient().fit(sites[1], FIRST).payload)
 
 
-def test_without_lambda_the_own_model_trains_alone(local_of: LocalOf, linear: Linear) -> None:
-    ditto, alone = (local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1) for _ in range(2))
+def test_without_lambda_the_own_model_trains_alone(tiny: LocalOf) -> None:
+    ditto, alone = (tiny([[2.0]], [0], lr=0.1) for _ in range(2))
     ditto.client_state.update(OWN)
     DittoClient(lam=0).fit(ditto, FIRST)
     assert same_tensors(ditto.client_state, FedAvgClient().fit(alone, OWN).payload)

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.support.half_rounds import model, parts, play
+from tests.support.half_rounds import GOLDEN, LocalOf, model, parts, play
 from tests.support.round_contexts import round_context
 
 from protofed.client.method import proximal
 from protofed.client.methods.fedamp import FedAMPClient
 from protofed.client.methods.solo import SoloClient
-from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
 from protofed.common.payload import Part, Payload, SiteId, Update, same_tensors
 from protofed.server.methods.fedamp import FedAMPServer
 from protofed.server.methods.solo import SoloServer
-
-LocalOf = Callable[..., FitContext]
-Linear = Callable[..., SplitModel]
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "fedamp_paper_step_numpy.npz"
 
 
 def state_of(server: FedAMPServer, **bodies: float) -> Payload:
@@ -76,7 +68,7 @@ def test_buffers_are_no_distance_and_are_averaged() -> None:
 
 
 def test_the_papers_step() -> None:
-    with np.load(GOLDEN) as golden:
+    with np.load(GOLDEN / "fedamp_paper_step_numpy.npz") as golden:
         w = torch.tensor(golden["w"], requires_grad=True)
         pull = float(golden["lam"] / golden["alpha_k"])
         loss = torch.tensor(golden["grad"]) @ w + pull * proximal([w], [torch.tensor(golden["u"])])
@@ -85,12 +77,12 @@ def test_the_papers_step() -> None:
         np.testing.assert_allclose((w - golden["eta"].item() * w.grad).detach(), golden["w_new"], atol=1e-12)
 
 
-def test_two_steps_by_hand(local_of: LocalOf, linear: Linear) -> None:
+def test_two_steps_by_hand(tiny: LocalOf) -> None:
     """X = 0 of class 0, so that the biases alone move: by -.1 (p - y) = (.05, -.05), and then from logits (.05, -.05).
 
     There 1 - p_0 = 1 / (1 + e^.1), and lambda / alpha = .5 draws the bias of .05 back to u = 0.
     """
-    local = local_of(linear([[9.0]], 2), [[0.0]], [0], 2, lr=0.1, epochs=2)
+    local = tiny([[0.0]], [0], lr=0.1, epochs=2)
     sent = FedAMPClient(alpha=4.0, lam=2.0).fit(local, model()).payload
     assert sent.keys() == FedAMPClient.sends
     second = 0.05 + 0.1 * (1 / (1 + math.exp(0.1)) - 0.5 * 0.05)
@@ -98,10 +90,10 @@ def test_two_steps_by_hand(local_of: LocalOf, linear: Linear) -> None:
     assert same_tensors(parts(local.model), sent)  # its own model
 
 
-def test_without_near_models_and_lambda_each_site_trains_alone(local_of: LocalOf, linear: Linear) -> None:
+def test_without_near_models_and_lambda_each_site_trains_alone(tiny: LocalOf) -> None:
     def sites() -> dict[SiteId, FitContext]:
         data = {"ann": ([[2.0], [1.0]], [0, 1]), "bob": ([[3.0]], [1])}
-        return {site: local_of(linear([[9.0]], 2), *some, 2, lr=0.1, epochs=2) for site, some in data.items()}
+        return {site: tiny(*some, lr=0.1, epochs=2) for site, some in data.items()}
 
     amp, alone = sites(), sites()
     play(FedAMPServer(sigma=1e-9, alpha=1.0), FedAMPClient(alpha=1.0, lam=0), amp, model(), 3)

@@ -8,26 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.half_rounds import LocalOf, model, parts
 from tests.support.round_contexts import round_context
 
 from protofed.client.methods.fedavg import FedAvgClient
-from protofed.client.models.split import SplitModel, dump
-from protofed.client.training.context import FitContext
-from protofed.common.payload import Part, Payload, Update, same_tensors
+from protofed.common.payload import Part, Update, same_tensors
 from protofed.server.methods.fedavg import FedAvgServer as Server
 from protofed.server.rounds.intake import intake
 
-LocalOf = Callable[..., FitContext]
-Linear = Callable[..., SplitModel]
-
-FIRST: Payload = {
-    Part.BODY: {"0.weight": np.array([[1.0]])},
-    Part.HEAD: {"weight": np.zeros((2, 1)), "bias": np.zeros(2)},
-}
+FIRST = model()
 
 
 @pytest.fixture
-def fit(local_of: LocalOf, linear: Linear) -> Callable[..., Update]:
+def fit(tiny: LocalOf) -> Callable[..., Update]:
     """A site with `count` examples x = 2 of one class, after one step of lr = .1 from `FIRST`.
 
     Logits are 0, so p = (.5, .5): the head's own class gains .1 * .5 * 2 = .1, its bias .05; the body's gradient is
@@ -35,7 +28,7 @@ def fit(local_of: LocalOf, linear: Linear) -> Callable[..., Update]:
     """
 
     def make(label: int, count: int = 1) -> Update:
-        local = local_of(linear([[9.0]], 2), [[2.0]] * count, [label] * count, 2, lr=0.1)
+        local = tiny([[2.0]] * count, [label] * count, lr=0.1)
         return FedAvgClient().fit(local, FIRST)
 
     return make
@@ -51,17 +44,13 @@ def test_a_sites_step_by_hand(fit: Callable[..., Update]) -> None:
     assert (made.site, made.weight) == ("ann", 3.0)
 
 
-def test_two_sites_uniform(fit: Callable[..., Update]) -> None:
-    new = Server().aggregate(FIRST, iter([fit(label=0, count=1), fit(label=1, count=3)]), round_context())
+def test_two_sites_uniform_and_by_examples(fit: Callable[..., Update]) -> None:
+    updates = [fit(label=0, count=1), fit(label=1, count=3)]
+    new = Server().aggregate(FIRST, iter(updates), round_context())
     np.testing.assert_allclose(new[Part.HEAD]["weight"], [[0.0], [0.0]], atol=1e-15)
     np.testing.assert_allclose(new[Part.HEAD]["bias"], [0.0, 0.0], atol=1e-15)
     np.testing.assert_allclose(new[Part.BODY]["0.weight"], [[1.0]], atol=1e-15)
-
-
-def test_two_sites_by_examples(fit: Callable[..., Update]) -> None:
-    new = Server(weighting="examples").aggregate(
-        FIRST, iter([fit(label=0, count=1), fit(label=1, count=3)]), round_context()
-    )
+    new = Server(weighting="examples").aggregate(FIRST, iter(updates), round_context())
     np.testing.assert_allclose(new[Part.HEAD]["weight"], [[-0.05], [0.05]], atol=1e-15)  # 1/4 of .1, 3/4 of -.1
     np.testing.assert_allclose(new[Part.HEAD]["bias"], [-0.025, 0.025], atol=1e-15)
 
@@ -82,20 +71,8 @@ def test_a_withheld_count_is_refused_only_where_it_is_needed() -> None:
     assert intake.scalars_problem({}, None, uniform) is None
 
 
-def test_integer_buffers_take_the_maximum() -> None:
-    updates = [
-        Update("ann", {Part.BODY: {"seen": np.array(count), "w": np.array([float(count)])}, Part.HEAD: {}}, weight=w)
-        for count, w in ((7, 1.0), (4, 3.0))
-    ]
-    new = Server(weighting="examples").aggregate(FIRST, updates, round_context())[Part.BODY]
-    assert new["seen"] == 7
-    assert new["seen"].dtype == np.int64
-    np.testing.assert_allclose(new["w"], [4.75])
-    assert updates[0].payload[Part.BODY]["w"] == 7.0  # what came in was not touched
-
-
-def test_every_site_starts_from_the_global_model(local_of: LocalOf, linear: Linear) -> None:
+def test_every_site_starts_from_the_global_model(tiny: LocalOf) -> None:
     state = Server().init(FIRST, round_context(2))
-    local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2)
+    local = tiny([[2.0]], [0])
     FedAvgClient().load_global(local, Server().broadcast(state, "ann"))
-    assert same_tensors({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, FIRST)
+    assert same_tensors(parts(local.model), FIRST)

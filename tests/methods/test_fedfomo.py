@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tests.support.golden_nets import assert_near, two_layers
-from tests.support.half_rounds import model, parts, play
+from tests.support.half_rounds import GOLDEN, Linear, LocalOf, model, parts, play
 from tests.support.round_contexts import round_context
 from torch import nn
 
@@ -19,16 +18,12 @@ from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.method import compute_losses, distance, mixed
 from protofed.client.methods.fedfomo import FedFomoClient, first_order, normalised_gains
 from protofed.client.methods.solo import SoloClient
-from protofed.client.models.split import SplitModel, site_models
+from protofed.client.models.split import site_models
 from protofed.client.training.context import FitContext
 from protofed.common.config.tables import Input
 from protofed.common.payload import Array, Part, Payload, SiteId, Update, same_tensors
 from protofed.server.methods.fedfomo import FedFomoServer
 
-LocalOf = Callable[..., FitContext]
-Linear = Callable[..., SplitModel]
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "fedfomo_weights.npz"
 ONE_PIXEL = Input(shape=(1, 1, 1))
 
 
@@ -47,7 +42,7 @@ def site_of(local_of: LocalOf, linear: Linear) -> Callable[..., FitContext]:
 
 
 def test_the_releases_weights_and_mixture(local_of: LocalOf) -> None:
-    with np.load(GOLDEN) as golden:
+    with np.load(GOLDEN / "fedfomo_weights.npz") as golden:
         shapes = [tuple(int(n) for n in shape.strip("()").split(",") if n) for shape in golden["param_shapes"]]
 
         def unflattened(flat: Array) -> Payload:
@@ -90,7 +85,7 @@ def test_a_fit_by_hand(site_of: Callable[..., FitContext]) -> None:
     assert same_tensors(parts(local.model), {part: update[part] for part in (Part.BODY, Part.HEAD)})
 
 
-def test_a_mixture_is_of_what_gains(site_of: Callable[..., FitContext]) -> None:
+def test_a_mixture_is_of_what_gains() -> None:
     assert normalised_gains(np.array([1.0, -5.0, 3.0])).tolist() == [0.0, 0.25, 0.0, 0.75]
     assert normalised_gains(np.array([-1.0, 0.0])).tolist() == [1.0, 0.0, 0.0]
     assert first_order(2.0, [2.0], [0.0]).tolist() == [0.0]  # an equal model
@@ -104,11 +99,8 @@ def test_where_no_other_model_gains_anything_the_site_trains_alone(site_of: Call
     SoloClient().fit(alone, model())
     assert (update[Part.CHOICE]["weights"] <= 0).all()
     assert same_tensors({part: update[part] for part in (Part.BODY, Part.HEAD)}, alone.client_state)
-
-
-def test_a_site_without_a_validation_part_keeps_to_its_own_model(site_of: Callable[..., FitContext]) -> None:
     update = FedFomoClient().fit(site_of(4, 0), with_others(model(), (1.0, -1.0))).payload
-    assert not update[Part.CHOICE]["weights"].any()
+    assert not update[Part.CHOICE]["weights"].any(), "without a validation part"
     np.testing.assert_allclose(update[Part.HEAD]["bias"], [0.05, -0.05], rtol=1e-6)
 
 
@@ -119,9 +111,6 @@ def test_one_site_alone_is_solo(site_of: Callable[..., FitContext]) -> None:
     for _ in range(3):
         SoloClient().fit(alone, model())
     assert same_tensors(parts(fomo.model), alone.client_state)
-
-
-# The server
 
 
 def sent(bias: float, *weights: float) -> Payload:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.support.half_rounds import parts
+from tests.support.half_rounds import LocalOf, parts
 from tests.support.round_contexts import round_context
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -30,7 +29,6 @@ from protofed.common.secure_aggregation.linear_form import read_form
 from protofed.server.method import server_methods
 from protofed.server.methods.fedic import FEDICServer
 
-LocalOf = Callable[..., FitContext]
 LN2, LN3 = math.log(2), math.log(3)
 
 
@@ -83,9 +81,6 @@ def test_the_distillation_by_hand() -> None:
     assert distillation(*batch, 2.0).item() == pytest.approx(loss.item() / 2, abs=1e-6)  # a mean over the batch
 
 
-# The evaluator
-
-
 def model(seed: int) -> SplitModel:
     torch.manual_seed(seed)
     return SplitModel(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), nn.Linear(4, 2)).double()
@@ -114,11 +109,8 @@ def test_an_ensemble_computes_with_the_sites_models_and_leaves_the_live_one_as_i
         *("network.scale", "network.bias", "network.weigh.weight", "network.weigh.bias"),
         *("network.gate.weight", "network.gate.bias"),
     }
-
-
-def test_an_ensemble_of_no_models_is_refused() -> None:
     with pytest.raises(CodecError):
-        CalibratedEnsemble(model(9), [], parts(model(1)))
+        CalibratedEnsemble(live, [], parts(tuned))
 
 
 def test_without_distillation_the_mean_is_trained_by_adam_on_the_auxiliary_images(local: FitContext) -> None:
@@ -188,9 +180,6 @@ def test_a_fit_is_fedavgs(local: FitContext) -> None:
     update = client_methods.build("fedic", {}).fit(local, start)
     other = replace(local, model=model(9))
     assert same_tensors(update.payload, client_methods.build("fedavg", {}).fit(other, start).payload)
-
-
-# The server
 
 
 def test_the_aggregate_is_the_mean_and_the_models_and_the_state_is_the_evaluators() -> None:

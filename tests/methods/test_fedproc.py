@@ -8,28 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.half_rounds import Linear, LocalOf, parts, refusal
 from tests.support.round_contexts import round_context
 
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.methods.fedproc import FedProcClient
-from protofed.client.models.split import SplitModel, dump
 from protofed.client.training.context import FitContext
 from protofed.common import codec
 from protofed.common.errors import CodecError
-from protofed.common.payload import Part, Payload, Update, describe, same_tensors
-from protofed.common.protocol.messages import Manifest
+from protofed.common.payload import Part, Payload, Update, same_tensors
 from protofed.server.methods.fedproc import FedProcServer as Server
-from protofed.server.rounds.intake import intake
 
-LocalOf = Callable[..., FitContext]
-Linear = Callable[..., SplitModel]
 Site = Callable[..., FitContext]
 
 NO_STEP = 1e-300  # a learning rate that moves nothing
-MODEL: Payload = {
-    Part.BODY: {"0.weight": np.eye(2)},
-    Part.HEAD: {"weight": np.zeros((2, 2)), "bias": np.zeros(2)},
-}
+MODEL: Payload = {Part.BODY: {"0.weight": np.eye(2)}, Part.HEAD: {"weight": np.zeros((2, 2)), "bias": np.zeros(2)}}
 AXES = {"0": np.array([2.0, 0.0]), "1": np.array([0.0, 0.5])}
 KNOWN: Payload = {**MODEL, Part.PROTOTYPES: AXES}
 CE, GPC = math.log(2), math.log(1 + math.exp(0.2))  # of the example below under KNOWN: cosines .6 and .8
@@ -41,10 +34,6 @@ def site(local_of: LocalOf, linear: Linear) -> Site:
     return lambda **plan: local_of(linear(np.full((2, 2), 9.0), 2), [[3.0, 4.0]], [0], 2, **{"lr": NO_STEP, **plan})
 
 
-def held(local: FitContext) -> Payload:
-    return {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
-
-
 def update(
     value: float, rows: dict[int, Any], weight: float | None = None, site: str = "ann", dtype: str = "float64"
 ) -> Update:
@@ -54,48 +43,34 @@ def update(
     return Update(site, {**model, Part.PROTOTYPES: prototypes}, weight=weight)
 
 
-def announced(payload: Payload) -> Manifest:
-    data = codec.encode(payload)
-    return Manifest(describe(payload), len(data), codec.digest(data))
+PLAIN = [(2, 10, 0.9), (6, 10, 0.5), (10, 10, 0.1), (2, 4, 0.75), (150, 200, 0.255), (200, 200, 0.005), (1, 10, 1.0)]
+AT_ONCE = [(2, 10, 1.0), (5, 10, 6 / 9), (10, 10, 1 / 9), (2, 2, 1.0), (3, 3, 0.5), (1, 1, 1.0)]
 
 
-# alpha
+@pytest.mark.parametrize("given", [*((False, *row) for row in PLAIN), *((True, *row) for row in AT_ONCE)])
+def test_alpha_is_of_the_runs_own_rounds(given: tuple[bool, int, int, float], site: Site) -> None:
+    """T counts from 0, so the last round's alpha is 1/T; the released code takes T = 100 for every run.
 
-
-@pytest.mark.parametrize(
-    ("number", "rounds", "alpha"),
-    [(2, 10, 0.9), (6, 10, 0.5), (10, 10, 0.1), (2, 4, 0.75), (150, 200, 0.255), (200, 200, 0.005), (1, 10, 1.0)],
-)
-def test_alpha_is_of_the_runs_own_rounds(number: int, rounds: int, alpha: float, site: Site) -> None:
-    """T counts from 0, so the last round's alpha is 1/T; the released code takes T = 100 for every run."""
-    made = FedProcClient().fit(site(round=number, rounds=rounds), KNOWN)
-    assert made.metrics == {"loss": pytest.approx(alpha * GPC + (1 - alpha) * CE, abs=1e-6)}
-
-
-@pytest.mark.parametrize(
-    ("number", "rounds", "alpha"),
-    [(2, 10, 1.0), (5, 10, 6 / 9), (10, 10, 1 / 9), (2, 2, 1.0), (3, 3, 0.5), (1, 1, 1.0)],
-)
-def test_with_the_contrast_from_the_start_t_counts_from_the_second_round(
-    number: int, rounds: int, alpha: float, site: Site
-) -> None:
-    made = FedProcClient(gpc_from_start=True).fit(site(round=number, rounds=rounds), KNOWN)
+    With the contrast from the start it counts from the second round.
+    """
+    at_once, number, rounds, alpha = given
+    made = FedProcClient(gpc_from_start=at_once).fit(site(round=number, rounds=rounds), KNOWN)
     assert made.metrics == {"loss": pytest.approx(alpha * GPC + (1 - alpha) * CE, abs=1e-6)}
 
 
 def test_the_first_round_is_fedavgs(site: Site) -> None:
     local, plain = (site(lr=0.1, momentum=0.9, epochs=3, rounds=5) for _ in range(2))
     made = FedProcClient().fit(local, MODEL)
-    assert same_tensors(held(local), held(plain)) is False
+    assert same_tensors(parts(local.model), parts(plain.model)) is False
     FedAvgClient().fit(plain, MODEL)
-    assert same_tensors(held(local), held(plain))
-    assert same_tensors({part: made.payload[part] for part in (Part.BODY, Part.HEAD)}, held(plain))
+    assert same_tensors(parts(local.model), parts(plain.model))
+    assert same_tensors({part: made.payload[part] for part in (Part.BODY, Part.HEAD)}, parts(plain.model))
 
 
 def test_with_the_contrast_from_the_start_the_first_round_only_makes_prototypes(site: Site) -> None:
     local = site(lr=0.5, rounds=3)
     made = FedProcClient(gpc_from_start=True).fit(local, MODEL)
-    assert same_tensors(held(local), MODEL)
+    assert same_tensors(parts(local.model), MODEL)
     assert same_tensors(made.payload, {**MODEL, Part.PROTOTYPES: made.payload[Part.PROTOTYPES]})
     np.testing.assert_allclose(made.payload[Part.PROTOTYPES]["0"], [0.6, 0.8], atol=1e-15)
     assert made.metrics == {"loss": 0.0}
@@ -105,10 +80,7 @@ def test_a_run_of_one_round_trains_all_the_same(site: Site) -> None:
     local = site(lr=0.5, rounds=1)
     made = FedProcClient(gpc_from_start=True).fit(local, MODEL)
     assert made.metrics == {"loss": pytest.approx(CE, abs=1e-6)}
-    assert not same_tensors(held(local), MODEL)
-
-
-# A site
+    assert not same_tensors(parts(local.model), MODEL)
 
 
 def test_one_step_by_hand(site: Site) -> None:
@@ -130,9 +102,7 @@ def test_one_step_by_hand(site: Site) -> None:
 @pytest.mark.parametrize(
     ("prototypes", "expected"), [("mean", [0.8, 0.4]), ("unit", [2 / math.sqrt(5), 1 / math.sqrt(5)])]
 )
-def test_prototypes_are_means_of_unit_features(
-    prototypes: Any, expected: list[float], local_of: LocalOf, linear: Linear
-) -> None:
+def test_prototypes_are_unit_means(prototypes: Any, expected: list[float], local_of: LocalOf, linear: Linear) -> None:
     features = [[3.0, 4.0], [10.0, 0.0], [0.0, 2.0]]  # unit: (.6, .8), (1, 0); (0, 1)
     local = local_of(linear(np.eye(2), 4), features, [0, 0, 2], 4, lr=NO_STEP)
     wide: Payload = {**MODEL, Part.HEAD: {"weight": np.zeros((4, 2)), "bias": np.zeros(4)}}
@@ -163,19 +133,10 @@ def test_an_example_of_a_class_without_prototype_is_trained_on_by_cross_entropy_
     np.testing.assert_array_equal(made.payload[Part.BODY]["0.weight"], np.eye(2))
 
 
-def test_install_gives_the_global_model(site: Site) -> None:
-    local = site()
-    FedProcClient().load_global(local, KNOWN)
-    assert same_tensors(held(local), MODEL)
-
-
 @pytest.mark.parametrize("rows", [{"2": np.ones(2)}, {"0": np.ones(3)}])
 def test_prototypes_of_another_run_are_refused_by_name(rows: Any, site: Site) -> None:
     with pytest.raises(CodecError, match=r"prototype '\d' is"):
         FedProcClient().fit(site(), {**MODEL, Part.PROTOTYPES: rows})
-
-
-# The server
 
 
 def test_the_servers_step_by_hand() -> None:
@@ -203,28 +164,28 @@ def test_a_class_that_nobody_holds_keeps_its_prototype_over_rounds() -> None:
     assert {name: row.tolist() for name, row in state[Part.PROTOTYPES].items()} == {"0": [0.1, 0.3], "1": [0.0, 1.0]}
 
 
-def test_the_first_state_has_no_prototypes_and_is_sent_as_it_is() -> None:
+def test_the_first_state_has_no_prototypes_and_is_sent_and_loaded_as_it_is(site: Site) -> None:
     state = Server().init(MODEL, round_context(2))
     assert Part.PROTOTYPES not in state
     assert Server().broadcast(state, "ann") is state
     assert Server.global_model
+    local = site()
+    FedProcClient().load_global(local, KNOWN)
+    assert same_tensors(parts(local.model), MODEL)
 
 
 def test_single_precision_stays() -> None:
-    new = Server().aggregate(
-        MODEL, [update(1.0, {0: [1, 2]}, dtype="float32"), update(2.0, {0: [0, 0]}, dtype="float32")], round_context()
-    )
+    updates = [update(value, {0: [1, 2]}, dtype="float32") for value in (1.0, 2.0)]
+    new = Server().aggregate(MODEL, updates, round_context())
     assert {t.dtype.name for tensors in new.values() for t in tensors.values()} == {"float32"}
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_what_one_half_sends_the_other_expects(weighting: Any, site: Site) -> None:
-    made = FedProcClient().fit(site(lr=0.1), KNOWN)
-    assert made.payload.keys() == FedProcClient.sends == {Part.BODY, Part.HEAD, Part.PROTOTYPES}
+    made = FedProcClient().fit(site(lr=0.1), KNOWN).payload
+    assert made.keys() == FedProcClient.sends == {Part.BODY, Part.HEAD, Part.PROTOTYPES}
     expected = Server(weighting=weighting).expects(KNOWN)
     assert expected.weight == (weighting == "examples")
-    assert intake.manifest_problem(announced(made.payload), expected) is None
-    without: Payload = {part: tensors for part, tensors in made.payload.items() if part is not Part.PROTOTYPES}
-    assert intake.manifest_problem(announced(without), expected) is None
-    foreign = announced({**made.payload, Part.PROTOTYPES: {"2": np.zeros(2)}})
-    assert str(intake.manifest_problem(foreign, expected)) == "prototypes/2 is not part of this method's update"
+    assert refusal(made, expected) == refusal({part: made[part] for part in MODEL}, expected) == ""
+    foreign = {**made, Part.PROTOTYPES: {"2": np.zeros(2)}}
+    assert refusal(foreign, expected) == "prototypes/2 is not part of this method's update"

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.half_rounds import Linear, LocalOf, refusal
 from torch import Tensor, nn
 
 from protofed.client.method import client_methods
 from protofed.client.methods import fedprp
 from protofed.client.methods.fedprp import FedPRPClient
-from protofed.client.models.split import PrototypeHead, SplitModel, dump
+from protofed.client.models.split import PrototypeHead, dump
 from protofed.client.training import losses
 from protofed.client.training.context import FitContext
 from protofed.client.training.loop import train
@@ -22,13 +23,9 @@ from protofed.client.training.progress import ParameterGroup
 from protofed.common import codec
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Array, Part, Payload, Tensors, describe, same_tensors
-from protofed.common.protocol.messages import Manifest
 from protofed.server.method import server_methods
 from protofed.server.methods.fedprp import FedPRPServer as Server
-from protofed.server.rounds.intake import intake
 
-LocalOf = Callable[..., FitContext]
-Linear = Callable[..., SplitModel]
 Site = Callable[..., FitContext]
 
 NO_STEP = 1e-300  # a learning rate that moves nothing
@@ -58,11 +55,8 @@ class Watched:
 
     def __init__(self, local: FitContext) -> None:
         self.local = local
-        self.centroids: list[Array] = []
-        self.margins: list[Array] = []
-        self.given: list[Any] = []
-        self.bodies: list[Tensors] = []
-        self.heads: list[Tensors] = []
+        self.centroids, self.margins, self.given = list[Array](), list[Array](), list[Any]()
+        self.bodies, self.heads = list[Tensors](), list[Tensors]()
 
     def __call__(self, features: Tensor, labels: Tensor, centroids: Tensor, margins: Tensor, *others: Any) -> Tensor:
         self.centroids.append(centroids.numpy().copy())
@@ -96,10 +90,7 @@ def features(body: Tensors) -> Array:
     return np.asarray(np.array(X) @ body["0.weight"].T)
 
 
-# One step
-
-
-def test_one_step_by_hand(local_of: LocalOf, linear: Linear) -> None:
+def test_one_step_by_hand(tiny: LocalOf) -> None:
     """D = 1, body w = 1, head zero; x = 1 of class 0, x = 3 of class 1; lr .1, tau 1, P_0 = 2, no P_1; margins 1.
 
     Head: gradient of its rows -+1/2 (1 - 3) / 2 = +-.5, so rows -.05, .05; biases stay.
@@ -113,7 +104,7 @@ def test_one_step_by_hand(local_of: LocalOf, linear: Linear) -> None:
         Part.HEAD: {"weight": np.zeros((2, 1)), "bias": np.zeros(2)},
         Part.PROTOTYPES: {"0": np.array([2.0])},
     }
-    local = local_of(linear([[9.0]], 2), [[1.0], [3.0]], [0, 1], 2, lr=0.1)
+    local = tiny([[1.0], [3.0]], [0, 1], lr=0.1)
     made = FedPRPClient(head_epochs=1, temperature=1.0, margins="learned").fit(local, received)
     np.testing.assert_allclose(local.client_state[Part.HEAD]["weight"], [[-0.05], [0.05]], atol=1e-12)
     np.testing.assert_allclose(local.client_state[Part.HEAD]["bias"], [0.0, 0.0], atol=1e-12)
@@ -141,9 +132,6 @@ def test_the_objective_is_the_sum_of_three(intra: float, inter: float, distance:
     assert made.metrics == {"loss": pytest.approx(expected.item(), abs=1e-5)}
 
 
-# The order of a round
-
-
 def test_head_first_then_body(site: Site, watched: Callable[[FitContext], Watched]) -> None:
     """The head's epochs leave the body alone, the body's leave the head alone, momentum and decay included."""
     plan = {"lr": 0.05, "epochs": 3, "batch_size": 2, "momentum": 0.9, "weight_decay": 0.1}
@@ -156,13 +144,8 @@ def test_head_first_then_body(site: Site, watched: Callable[[FitContext], Watche
     assert len(seen.heads) == 3 * 2
     FedPRPClient().load_global(alone, GLOBAL)  # the head's epochs, on cross-entropy alone
     own = PrototypeHead.of(alone.model).own
-    cross_entropy = nn.functional.cross_entropy
-    train(
-        alone,
-        lambda x, y: cross_entropy(own(alone.model.body(x)), y),
-        [ParameterGroup(own.parameters(), weight_decay=0.0)],
-        4,
-    )
+    group, cross_entropy = ParameterGroup(own.parameters(), weight_decay=0.0), nn.functional.cross_entropy
+    train(alone, lambda x, y: cross_entropy(own(alone.model.body(x)), y), [group], 4)
     assert same(seen.heads[0], dump(own))
     assert not same(seen.heads[0], MODEL[Part.HEAD])
     assert same(made.payload[Part.BODY], dump(local.model.body))
@@ -180,12 +163,6 @@ def test_weight_decay_is_the_bodys_alone(site: Site) -> None:
     np.testing.assert_allclose(made[0.5][1], made[0.0][1] - 0.1 * 0.5 * start, atol=1e-12)
 
 
-def test_the_body_is_free_again_after_the_heads_epochs(site: Site) -> None:
-    local = site(lr=0.1)
-    FedPRPClient(head_epochs=2).fit(local, GLOBAL)
-    assert all(parameter.requires_grad for parameter in local.model.parameters())
-
-
 def test_centroids_are_of_the_body_as_it_was_received(site: Site, watched: Callable[[FitContext], Watched]) -> None:
     """One mean a class, in evaluation mode, for the whole round; BatchNorm's statistics move with the head's epochs."""
     body = {f"1.{name}": t for name, t in dump(nn.BatchNorm1d(2).double()).items()}
@@ -201,7 +178,9 @@ def test_centroids_are_of_the_body_as_it_was_received(site: Site, watched: Calla
 
 
 def test_prototypes_are_of_the_new_body(site: Site) -> None:
-    made = FedPRPClient(head_epochs=1).fit(site(lr=0.05), GLOBAL).payload
+    local = site(lr=0.05)
+    made = FedPRPClient(head_epochs=1).fit(local, GLOBAL).payload
+    assert all(parameter.requires_grad for parameter in local.model.parameters()), "after the head's epochs"
     z = features(made[Part.BODY])
     assert not np.allclose(z, features(MODEL[Part.BODY]))
     assert made[Part.PROTOTYPES].keys() == {"0", "2"}
@@ -210,16 +189,11 @@ def test_prototypes_are_of_the_new_body(site: Site) -> None:
 
 
 @pytest.mark.parametrize(("at_least", "classes"), [(2, {"0", "2"}), (3, set())])
-def test_a_class_with_fewer_examples_than_asked_for_is_the_sites_own_alone(
-    at_least: int, classes: set[str], site: Site
-) -> None:
+def test_a_class_with_too_few_examples_is_the_sites_own_alone(at_least: int, classes: set[str], site: Site) -> None:
     local = site()
     made = FedPRPClient(min_samples_per_class=at_least).fit(local, GLOBAL).payload
     assert made[Part.PROTOTYPES].keys() == classes
     assert PrototypeHead.of(local.model).known.tolist() == [1, 0, 1]  # its own model still predicts by both
-
-
-# What is private
 
 
 def test_the_head_stays_and_is_gone_on_with(site: Site, watched: Callable[[FitContext], Watched]) -> None:
@@ -232,13 +206,6 @@ def test_the_head_stays_and_is_gone_on_with(site: Site, watched: Callable[[FitCo
     FedPRPClient(head_epochs=0).fit(later, GLOBAL)
     assert same(seen.heads[0], first.client_state[Part.HEAD])  # not the first head, which is sent in every round
     assert not same(first.client_state[Part.HEAD], MODEL[Part.HEAD])
-
-
-def test_a_new_site_begins_with_the_runs_first_head(site: Site, watched: Callable[[FitContext], Watched]) -> None:
-    local = site()
-    seen = watched(local)
-    FedPRPClient(head_epochs=0).fit(local, GLOBAL)
-    assert same(seen.heads[0], MODEL[Part.HEAD])
 
 
 def test_margins_are_one_and_are_not_kept(site: Site, watched: Callable[[FitContext], Watched]) -> None:
@@ -257,6 +224,7 @@ def test_margins_begin_at_one_are_learned_and_persist(site: Site, watched: Calla
     seen = watched(first)
     FedPRPClient(head_epochs=0, margins="learned").fit(first, GLOBAL)
     assert seen.margins[0].tolist() == [1.0, 1.0, 1.0]
+    assert same(seen.heads[0], MODEL[Part.HEAD])  # with which a new site begins
     learned = first.client_state[Part.PROTOTYPES]["margins"]
     assert (learned[[0, 2]] < 1).all()
     assert learned[1] == 1.0  # of a class that the site does not have
@@ -280,9 +248,6 @@ def test_margins_are_never_negative_in_effect(site: Site, watched: Callable[[Fit
     assert np.min(effective) == 0.0
 
 
-# What it predicts with
-
-
 def test_the_sites_own_model_goes_by_its_own_prototypes(site: Site) -> None:
     local = site(lr=0.05)
     made = FedPRPClient(head_epochs=1).fit(local, GLOBAL).payload
@@ -303,13 +268,8 @@ def test_the_global_model_goes_by_the_global_prototypes(prediction: Any, site: S
         far = np.linalg.norm(features(MODEL[Part.BODY]) - GLOBAL[Part.PROTOTYPES][str(c)], axis=1)
         np.testing.assert_allclose(logits[:, c], -far, atol=1e-9)
     assert (logits[:, 2] == -np.inf).all()
-
-
-def test_prototypes_of_another_round_are_gone(site: Site) -> None:
-    local = site()
-    FedPRPClient().fit(local, GLOBAL)
-    FedPRPClient().load_global(local, {**MODEL, Part.PROTOTYPES: {"1": np.zeros(2)}})
-    assert PrototypeHead.of(local.model).known.tolist() == [0.0, 1.0, 0.0]
+    FedPRPClient(prediction=prediction).load_global(evaluator, {**MODEL, Part.PROTOTYPES: {"1": np.zeros(2)}})
+    assert PrototypeHead.of(evaluator.model).known.tolist() == [0.0, 1.0, 0.0]
 
 
 def test_before_there_are_prototypes_the_first_head_predicts(site: Site) -> None:
@@ -330,30 +290,17 @@ def test_the_private_head_can_predict(site: Site) -> None:
     np.testing.assert_allclose(scored.model(torch.tensor(X).double()).detach(), expected, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"head_epochs": -1},
-        {"intra": -0.5},
-        {"inter": -0.5},
-        {"temperature": 0},
-        {"distance": "l1"},
-        {"margins": "none"},
-        {"prototype_momentum": 1},
-    ],
-)
-def test_options_out_of_range_are_refused_by_name(option: dict[str, Any]) -> None:
-    (name,) = option
+OUT: dict[str, Any] = {"head_epochs": -1, "intra": -0.5, "inter": -0.5, "temperature": 0, "distance": "l1"}
+OUT |= {"margins": "none", "prototype_momentum": 1}
+
+
+@pytest.mark.parametrize("name", OUT)
+def test_options_out_of_range_are_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=f"fedprp: {name} = "):
-        (server_methods if name == "prototype_momentum" else client_methods).build("fedprp", option)
+        (server_methods if name == "prototype_momentum" else client_methods).build("fedprp", {name: OUT[name]})
 
 
-# The released code's sign
-
-
-def test_as_released_the_sign_is_turned_and_margins_are_constant(
-    site: Site, watched: Callable[[FitContext], Watched]
-) -> None:
+def test_as_released_the_sign_is_turned_and_margins_stay(site: Site, watched: Callable[[FitContext], Watched]) -> None:
     local = site(lr=0.05, epochs=3)
     seen = watched(local)
     FedPRPClient(compat="authors", margins="learned", temperature=0.5).fit(local, GLOBAL)
@@ -363,26 +310,15 @@ def test_as_released_the_sign_is_turned_and_margins_are_constant(
 
 
 @pytest.mark.parametrize("distance", ["euclidean", "cosine"])
-def test_as_in_the_paper_the_distance_is_the_recipes(
-    distance: Any, site: Site, watched: Callable[[FitContext], Watched]
-) -> None:
+def test_the_distance_is_the_recipes(distance: Any, site: Site, watched: Callable[[FitContext], Watched]) -> None:
     local = site()
     seen = watched(local)
     FedPRPClient(distance=distance).fit(local, GLOBAL)
     assert seen.given == [(0.07, distance)]
 
 
-# The other half
-
-
 @pytest.mark.parametrize("state", [MODEL, GLOBAL], ids=["first", "later"])
 def test_what_one_half_sends_the_other_expects(state: Payload, site: Site) -> None:
     made = FedPRPClient().fit(site(lr=0.01), state).payload
-    expected = Server().expects(state)
-    data = codec.encode(made)
-    assert intake.manifest_problem(Manifest(describe(made), len(data), codec.digest(data)), expected) is None
-    headed = codec.encode({**made, Part.HEAD: MODEL[Part.HEAD]})
-    announced = Manifest(codec.manifest(headed), len(headed), codec.digest(headed))
-    fault = intake.manifest_problem(announced, expected)
-    assert fault is not None
-    assert fault.text.startswith("head/")
+    assert refusal(made, Server().expects(state)) == ""
+    assert refusal({**made, Part.HEAD: MODEL[Part.HEAD]}, Server().expects(state)).startswith("head/")

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 from tests.support.golden_nets import assert_near, stored, two_layers
+from tests.support.half_rounds import GOLDEN, LocalOf, model
 
 from protofed.client.methods.fedrep import FedRepClient
-from protofed.client.models.split import SplitModel, dump
-from protofed.client.training.context import FitContext
-from protofed.common.payload import Part, Payload
+from protofed.client.models.split import dump
+from protofed.common.payload import Part
 
-LocalOf = Callable[..., FitContext]
-Linear = Callable[..., SplitModel]
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "fedrep_train_step.npz"
-FIRST: Payload = {
-    Part.BODY: {"0.weight": np.array([[1.0]])},
-    Part.HEAD: {"weight": np.zeros((2, 1)), "bias": np.zeros(2)},
-}
+FIRST = model()
 
 
 def test_the_releases_round(local_of: LocalOf) -> None:
-    with np.load(GOLDEN) as golden:
+    with np.load(GOLDEN / "fedrep_train_step.npz") as golden:
         epochs, tau_h = golden["body_epochs"].item(), golden["head_epochs"].item()
         plan = {"lr": golden["lr"].item(), "batch_size": golden["batch_size"].item(), "epochs": epochs}
         local = local_of(two_layers(), golden["X"], golden["y"], 3, **plan)
@@ -33,12 +23,12 @@ def test_the_releases_round(local_of: LocalOf) -> None:
         assert_near({**sent, Part.HEAD: local.client_state[Part.HEAD]}, stored(golden, "after"))
 
 
-def test_a_round_by_hand(local_of: LocalOf, linear: Linear) -> None:
+def test_a_round_by_hand(tiny: LocalOf) -> None:
     """One example x = 2 of class 0, lr .1: from equal logits the head's step gives weights +-.1, biases +-.05.
 
     Then the logits are +-.25, the gradient of the feature is -(1 - p) (.1 + .1), that of the body's weight twice it.
     """
-    local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1)
+    local = tiny([[2.0]], [0], lr=0.1)
     sent = FedRepClient(head_epochs=1).fit(local, FIRST).payload
     assert sent.keys() == FedRepClient.sends
     np.testing.assert_allclose(local.client_state[Part.HEAD]["weight"], [[0.1], [-0.1]], atol=1e-15)
@@ -46,8 +36,8 @@ def test_a_round_by_hand(local_of: LocalOf, linear: Linear) -> None:
     np.testing.assert_allclose(sent[Part.BODY]["0.weight"], [[1 + 0.1 * miss * 0.2 * 2]], atol=1e-15)
 
 
-def test_a_site_predicts_with_the_newest_body_and_its_own_head(local_of: LocalOf, linear: Linear) -> None:
-    local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1)
+def test_a_site_predicts_with_the_newest_body_and_its_own_head(tiny: LocalOf) -> None:
+    local = tiny([[2.0]], [0], lr=0.1)
     FedRepClient().load_global(local, FIRST)
     np.testing.assert_array_equal(dump(local.model.head)["weight"], FIRST[Part.HEAD]["weight"])
     FedRepClient(head_epochs=1).fit(local, FIRST)
@@ -57,7 +47,7 @@ def test_a_site_predicts_with_the_newest_body_and_its_own_head(local_of: LocalOf
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_each_of_the_two_trains_its_own_epochs(epochs: int, local_of: LocalOf, linear: Linear) -> None:
-    local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1, epochs=epochs)
+def test_each_of_the_two_trains_its_own_epochs(epochs: int, tiny: LocalOf) -> None:
+    local = tiny([[2.0]], [0], lr=0.1, epochs=epochs)
     FedRepClient(head_epochs=2).fit(local, FIRST)
     assert (local.train_calls, local.fit_progress.epochs) == (2, epochs)

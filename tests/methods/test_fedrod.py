@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tests.support.golden_nets import tensor
+from tests.support.half_rounds import GOLDEN, LocalOf, model
 
 from protofed.client.method import balanced_softmax
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.methods.fedrod import FedRODClient
-from protofed.client.models.split import SplitModel, dump
-from protofed.client.training.context import FitContext
-from protofed.common.payload import Part, Payload, same_tensors
+from protofed.client.models.split import dump
+from protofed.common.payload import Part, same_tensors
 
-LocalOf = Callable[..., FitContext]
-Linear = Callable[..., SplitModel]
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "fedrod_losses.npz"
-FIRST: Payload = {
-    Part.BODY: {"0.weight": np.array([[1.0]])},
-    Part.HEAD: {"weight": np.zeros((2, 1)), "bias": np.zeros(2)},
-}
+FIRST = model()
 
 
 def test_the_releases_balanced_softmax() -> None:
-    with np.load(GOLDEN) as golden:
+    with np.load(GOLDEN / "fedrod_losses.npz") as golden:
         logits = tensor(golden["logits"]).requires_grad_()
         loss = balanced_softmax(logits, tensor(golden["y"]), tensor(golden["sample_per_class"]))
         loss.backward()  # type: ignore[no-untyped-call]
@@ -51,13 +42,13 @@ def test_a_class_that_a_site_lacks_gives_no_infinite_gradient() -> None:
     assert torch.isfinite(logits.grad).all()
 
 
-def test_a_round_by_hand(local_of: LocalOf, linear: Linear) -> None:
+def test_a_round_by_hand(tiny: LocalOf) -> None:
     """Three examples x = 2, 2, 2 of classes 0, 0, 1; pi = (2/3, 1/3); one step of lr = .3 each.
 
     Of equal logits the balanced softmax gives p = pi, which is the mean of y: G does not move. P then moves by the
     cross-entropy's step, whose p is (.5, .5): the bias by .3 (2/3 - 1/2) = .05, the weight by twice that.
     """
-    local = local_of(linear([[9.0]], 2), [[2.0]] * 3, [0, 0, 1], 2, lr=0.3)
+    local = tiny([[2.0]] * 3, [0, 0, 1], lr=0.3)
     sent = FedRODClient().fit(local, FIRST).payload
     np.testing.assert_allclose(sent[Part.HEAD]["weight"], np.zeros((2, 1)), atol=1e-7)
     np.testing.assert_allclose(sent[Part.HEAD]["bias"], np.zeros(2), atol=1e-7)
@@ -65,8 +56,8 @@ def test_a_round_by_hand(local_of: LocalOf, linear: Linear) -> None:
     np.testing.assert_allclose(local.client_state[Part.HEAD]["weight"], [[0.1], [-0.1]], atol=1e-7)
 
 
-def test_a_site_predicts_with_the_sum_of_both_heads_and_keeps_its_own(local_of: LocalOf, linear: Linear) -> None:
-    local = local_of(linear([[9.0]], 2), [[2.0], [1.0]], [0, 1], 2, lr=0.1)
+def test_a_site_predicts_with_the_sum_of_both_heads_and_keeps_its_own(tiny: LocalOf) -> None:
+    local = tiny([[2.0], [1.0]], [0, 1], lr=0.1)
     own = {"weight": np.array([[2.0], [0.0]]), "bias": np.array([1.0, -1.0])}
     local.client_state[Part.HEAD] = own
     sent = FedRODClient().fit(local, FIRST).payload
@@ -76,8 +67,8 @@ def test_a_site_predicts_with_the_sum_of_both_heads_and_keeps_its_own(local_of: 
     assert same_tensors({Part.BODY: dump(local.model.body)}, {Part.BODY: sent[Part.BODY]})
 
 
-def test_at_a_site_whose_classes_are_even_the_generic_model_is_fedavgs(local_of: LocalOf, linear: Linear) -> None:
-    rod, avg = (local_of(linear([[9.0]], 2), [[2.0], [1.0]], [0, 1], 2, lr=0.1, epochs=3) for _ in range(2))
+def test_at_a_site_whose_classes_are_even_the_generic_model_is_fedavgs(tiny: LocalOf) -> None:
+    rod, avg = (tiny([[2.0], [1.0]], [0, 1], lr=0.1, epochs=3) for _ in range(2))
     # Whatever P is.
     rod.client_state[Part.HEAD] = {"weight": np.array([[2.0], [0.0]]), "bias": np.array([1.0, -1.0])}
     ours, theirs = FedRODClient().fit(rod, FIRST).payload, FedAvgClient().fit(avg, FIRST).payload

@@ -24,20 +24,14 @@ from protofed.server.rounds.secure_aggregation.totals import lay_out, next_state
 
 CLASSES, FEATURES, SITES = 4, 3, 3
 TRUE = {"name": "cwfedavg", "shares": "true"}
+BY_EXAMPLES = ("fedavg", "fedproc", "fedbabu", "fedadam", "creff", "fednova")
 FORMS: Sequence[dict[str, Any]] = [
     *({"name": name} for name in SUMMABLE),
-    {"name": "fedavg", "weighting": "examples"},
+    *({"name": name, "weighting": "examples"} for name in BY_EXAMPLES),
     {"name": "fednh", "prototypes": "literal"},
     {"name": "fednh", "fixed_scale": True},
-    {"name": "fedproc", "weighting": "examples"},
-    {"name": "fedbabu", "weighting": "examples"},
-    {"name": "fedadam", "weighting": "examples"},
-    {"name": "creff", "weighting": "examples"},
     {"name": "scaffold", "server_lr": 0.5},
-    {"name": "fednova", "weighting": "examples"},
-    TRUE,
-    {**TRUE, "layers": "head"},
-    {**TRUE, "weighting": "examples"},
+    *(TRUE, {**TRUE, "layers": "head"}, {**TRUE, "weighting": "examples"}),
 ]
 NONE: Sequence[dict[str, Any]] = [
     *({"name": name} for name in METHODS if name not in SUMMABLE),
@@ -47,8 +41,12 @@ HELD = ({0, 1, 2}, {1, 2}, {2, 0})  # classes by site; nobody has the last one
 by_name = pytest.mark.parametrize("options", FORMS, ids=lambda options: " ".join(map(str, options.values())))
 
 
+def without_name(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key != "name"}
+
+
 def half(options: Mapping[str, Any]) -> ServerMethod:
-    return server_methods.build(options["name"], {key: value for key, value in options.items() if key != "name"})
+    return server_methods.build(options["name"], without_name(options))
 
 
 def model(draw: Callable[..., Array], dtype: str = "float64") -> dict[Part, dict[str, Array]]:
@@ -133,8 +131,7 @@ def test_exact_sums_give_what_the_updates_give(options: dict[str, Any]) -> None:
 
 @by_name
 def test_both_halves_have_the_same_form(options: dict[str, Any]) -> None:
-    others = {key: value for key, value in options.items() if key != "name"}
-    form = read_form(client_methods.build(options["name"], others), options["name"])
+    form = read_form(client_methods.build(options["name"], without_name(options)), options["name"])
     assert form == read_form(half(options), options["name"])
 
 
@@ -205,8 +202,7 @@ def test_a_class_that_is_not_aggregated_keeps_its_class_model() -> None:
 
 @pytest.mark.parametrize("options", NONE, ids=lambda options: " ".join(map(str, options.values())))
 def test_a_method_without_a_linear_form_is_refused_by_name(options: dict[str, Any]) -> None:
-    others = {key: value for key, value in options.items() if key != "name"}
-    for made in (half(options), client_methods.build(options["name"], others)):
+    for made in (half(options), client_methods.build(options["name"], without_name(options))):
         with pytest.raises(ConfigError, match="(?i)" + options["name"]):
             read_form(made, options["name"])
 
@@ -259,14 +255,11 @@ def test_rows_as_large_as_what_they_are_like_have_one_row_a_class() -> None:
             layout.numbers(replace(one, payload={**one.payload, Part.CLASS_GRADIENTS: {"1": np.zeros(shape)}}))
 
 
-def test_a_form_by_counts_needs_the_count() -> None:
+def test_a_form_by_counts_needs_the_count_and_one_by_class_one_flag() -> None:
     method = half({"name": "fedavg", "weighting": "examples"})
     state = first(method)
     with pytest.raises(SecureAggregationError, match="count"):
         lay_out(method, state).numbers(replace(update(method, state, 0, {0}), weight=None))
-
-
-def test_a_form_has_one_flag_a_class() -> None:
     rows = ClassRows(Part.PROTOTYPES, (Part.HEAD, "weight"))
     with pytest.raises(ValueError, match="not both"):
         SumForm((), rows=rows, mixtures=(Part.HEAD,), shares=Part.CLASS_PRESENCE)

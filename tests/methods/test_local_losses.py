@@ -8,22 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.half_rounds import parts
+from tests.support.half_rounds import Linear, LocalOf, parts
 from tests.support.round_contexts import round_context
 from torch.nn.functional import cross_entropy
 
 from protofed.client.method import client_methods, supervised
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.methods.fedrod import FedRODClient
-from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
 from protofed.client.training.losses import balanced_softmax, logit_adjusted
 from protofed.common import codec
 from protofed.common.payload import Part, same_tensors
 from protofed.server.method import server_methods
 
-LocalOf = Callable[..., FitContext]
-Linear = Callable[..., SplitModel]
 LABELS = [0, 0, 0, 1, 0]  # of three classes
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 from tests.support.golden_nets import assert_near, tensor
+from tests.support.half_rounds import GOLDEN, Linear, LocalOf
 from torch import nn
 
 from protofed.client.method import model_contrast
@@ -17,10 +17,6 @@ from protofed.client.models.split import SplitModel, dump
 from protofed.client.training.context import FitContext
 from protofed.common.payload import Array, Part, Payload, same_tensors
 
-LocalOf = Callable[..., FitContext]
-Linear = Callable[..., SplitModel]
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "moon_loss_and_step.npz"
 LAYERS = {"0": "f", "2": "l1", "4": "l2"}  # of the body, by their names in the file
 
 
@@ -36,7 +32,7 @@ def stored(golden: Mapping[str, Array], prefix: str) -> Payload:
 
 
 def test_the_releases_contrast() -> None:
-    with np.load(GOLDEN) as golden:
+    with np.load(GOLDEN / "moon_loss_and_step.npz") as golden:
         z, towards, away = (tensor(golden[f"z_{name}"]) for name in ("local", "global", "prev1"))
         loss = model_contrast(z, towards, away, golden["tau"].item())
         assert loss.item() == pytest.approx(golden["loss_con_1prev"].item(), abs=1e-9)
@@ -44,29 +40,17 @@ def test_the_releases_contrast() -> None:
 
 def test_the_releases_step(local_of: LocalOf) -> None:
     """The file's local model is not its global one: here the global one is put in the place of z_glob alone."""
-    with np.load(GOLDEN) as golden:
-        plan = {key: golden[key].item() for key in ("lr", "momentum", "weight_decay")}
-        local = local_of(network(), golden["X"], golden["y"], 3, **plan)
-        local.client_state[Part.BODY] = stored(golden, "prev1")[Part.BODY]
-        method = MOONClient(mu=golden["mu"].item(), temperature=golden["tau"].item())
-        starts = _StartsAt(method, stored(golden, "init"))
-        assert_near(starts.fit(local, stored(golden, "glob")), stored(golden, "after_1prev"))
-
-
-class _StartsAt:
-    """MOON's fit whose local model is loaded with other numbers than it received."""
-
-    def __init__(self, method: MOONClient, first: Payload) -> None:
-        self._method, self._first = method, first
-
-    def fit(self, local: FitContext, received: Payload) -> Payload:
-        method, first = self._method, self._first
+    with np.load(GOLDEN / "moon_loss_and_step.npz") as golden:
 
         class Started(MOONClient):
             def load_global(self, local: FitContext, received: Payload) -> None:
-                super().load_global(local, first)
+                super().load_global(local, stored(golden, "init"))
 
-        return Started(method.mu, method.temperature).fit(local, received).payload
+        plan = {key: golden[key].item() for key in ("lr", "momentum", "weight_decay")}
+        local = local_of(network(), golden["X"], golden["y"], 3, **plan)
+        local.client_state[Part.BODY] = stored(golden, "prev1")[Part.BODY]
+        method = Started(mu=golden["mu"].item(), temperature=golden["tau"].item())
+        assert_near(method.fit(local, stored(golden, "glob")).payload, stored(golden, "after_1prev"))
 
 
 FIRST: Payload = {
@@ -76,9 +60,7 @@ FIRST: Payload = {
 
 
 @pytest.mark.parametrize(("mu", "remembers"), [(0.0, True), (5.0, False)])
-def test_without_a_last_model_or_mu_it_is_fedavg_to_the_bit(
-    mu: float, remembers: bool, local_of: LocalOf, linear: Linear
-) -> None:
+def test_without_a_last_model_or_mu_it_is_fedavg(mu: float, remembers: bool, local_of: LocalOf, linear: Linear) -> None:
     plan = {"lr": 0.1, "epochs": 3, "batch_size": 1}
     moon, avg = (local_of(linear([[9.0], [9.0]], 2), [[2.0], [1.0]], [0, 1], 2, **plan) for _ in range(2))
     if remembers:

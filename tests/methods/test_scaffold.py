@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 import torch
 from tests.support.golden_nets import assert_near, stored, two_layers
-from tests.support.half_rounds import model, parts
+from tests.support.half_rounds import GOLDEN, LocalOf, model, parts
 from tests.support.round_contexts import round_context
 
 from protofed.client.methods import scaffold
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.methods.scaffold import ScaffoldClient
 from protofed.client.models.catalogue import architectures, build
-from protofed.client.models.split import SplitModel
 from protofed.client.policy.policy import Policy
-from protofed.client.training.context import FitContext
 from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.payload import Array, Part, Payload, Tensors, Update, same_tensors
 from protofed.deploy.export.kept_states import kept
@@ -28,10 +26,6 @@ from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.methods.scaffold import ScaffoldServer
 from protofed.testing.small_recipe import small_recipe
 
-LocalOf = Callable[..., FitContext]
-Linear = Callable[..., SplitModel]
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "scaffold_pfllib_round.npz"
 ORDER = ("body.0.weight", "body.0.bias", "head.weight", "head.bias")
 FIRST = model()
 ZEROS = {"body.0.weight": np.zeros((1, 1)), "head.weight": np.zeros((2, 1)), "head.bias": np.zeros(2)}
@@ -43,7 +37,7 @@ def controls(golden: Mapping[str, Array], prefix: str) -> Tensors:
 
 def test_the_releases_round(local_of: LocalOf) -> None:
     """Two of five sites, two steps each."""
-    with np.load(GOLDEN) as golden:
+    with np.load(GOLDEN / "scaffold_pfllib_round.npz") as golden:
         received = {**stored(golden, "x_old"), Part.CONTROL: controls(golden, "c_global_old")}
         updates = []
         for site in ("c0", "c1"):
@@ -62,9 +56,9 @@ def test_the_releases_round(local_of: LocalOf) -> None:
         assert_near(new, {Part.CONTROL: controls(golden, "c_global_new")})
 
 
-def test_a_sites_step_by_hand(local_of: LocalOf, linear: Linear) -> None:
+def test_a_sites_step_by_hand(tiny: LocalOf) -> None:
     """X = 2 of class 0, lr .1, equal logits: FedAvg's step moves the bias by (.05, -.05), the head's weight by .1."""
-    local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1)
+    local = tiny([[2.0]], [0], lr=0.1)
     local.client_state[Part.CONTROL] = {**ZEROS, "head.bias": np.array([0.1, -0.1])}
     received = {**FIRST, Part.CONTROL: {**ZEROS, "head.bias": np.array([0.4, 0.0])}}
     sent = ScaffoldClient().fit(local, received).payload
@@ -77,9 +71,9 @@ def test_a_sites_step_by_hand(local_of: LocalOf, linear: Linear) -> None:
 
 
 @pytest.mark.parametrize("plan", [{"weight_decay": 0.1}, {"optimizer": "adam"}], ids=["sgd", "adam"])
-def test_a_control_variate_is_the_sites_own_step(plan: dict[str, Any], local_of: LocalOf, linear: Linear) -> None:
+def test_a_control_variate_is_the_sites_own_step(plan: dict[str, Any], tiny: LocalOf) -> None:
     """The first step is FedAvg's whatever the correction, so c_i+ is how far that leads, in learning rates."""
-    both, alone = (local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1, **plan) for _ in range(2))
+    both, alone = (tiny([[2.0]], [0], lr=0.1, **plan) for _ in range(2))
     both.client_state[Part.CONTROL] = {path: array + 0.3 for path, array in ZEROS.items()}
     received = {**FIRST, Part.CONTROL: {path: array - 0.2 for path, array in ZEROS.items()}}
     ScaffoldClient().fit(both, received)
@@ -88,38 +82,36 @@ def test_a_control_variate_is_the_sites_own_step(plan: dict[str, Any], local_of:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_with_momentum_a_control_variate_is_the_mean_gradient_still(
-    momentum: float, local_of: LocalOf, linear: Linear, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_momentum_it_is_the_mean_gradient(momentum: float, tiny: LocalOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the same gradient in each step, which is then c_i+; divided by the steps' number it would be up to tenfold."""
     monkeypatch.setattr(
         scaffold, "supervised", lambda _local, logits, _labels: (logits * torch.tensor([2.0, -1.0])).sum()
     )
-    local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1, epochs=7, momentum=momentum)
+    local = tiny([[2.0]], [0], lr=0.1, epochs=7, momentum=momentum)
     local.client_state[Part.CONTROL] = {path: array + 0.3 for path, array in ZEROS.items()}
     sent = ScaffoldClient().fit(local, {**FIRST, Part.CONTROL: ZEROS}).payload
     np.testing.assert_allclose(local.client_state[Part.CONTROL]["head.bias"], [2.0, -1.0], atol=1e-12)
     np.testing.assert_allclose(sent[Part.CONTROL]["head.bias"], [2.0 - 0.3, -1.0 - 0.3], atol=1e-12)
 
 
-def test_the_loss_that_a_site_reports_has_no_correction_in_it(local_of: LocalOf, linear: Linear) -> None:
+def test_the_loss_that_a_site_reports_has_no_correction_in_it(tiny: LocalOf) -> None:
     """A term <y, c - c_i> would make it negative, and a server refuse it."""
-    sites = [local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1) for _ in range(2)]
+    sites = [tiny([[2.0]], [0], lr=0.1) for _ in range(2)]
     sites[0].client_state[Part.CONTROL] = {path: array + 9.0 for path, array in ZEROS.items()}
     losses = [ScaffoldClient().fit(local, {**FIRST, Part.CONTROL: ZEROS}).metrics["loss"] for local in sites]
     assert losses[0] == losses[1] > 0
 
 
-def test_a_control_variate_is_a_mean_over_the_steps_that_were_done(local_of: LocalOf, linear: Linear) -> None:
-    local = local_of(linear([[9.0]], 2), [[2.0], [1.0], [0.5]], [0, 1, 0], 2, lr=0.1, epochs=2, batch_size=2)
+def test_a_control_variate_is_a_mean_over_the_steps_that_were_done(tiny: LocalOf) -> None:
+    local = tiny([[2.0], [1.0], [0.5]], [0, 1, 0], lr=0.1, epochs=2, batch_size=2)
     sent = ScaffoldClient().fit(local, {**FIRST, Part.CONTROL: ZEROS}).payload
     moved = -sent[Part.HEAD]["bias"] / (4 * 0.1)  # two batches, twice
     np.testing.assert_allclose(local.client_state[Part.CONTROL]["head.bias"], moved, atol=1e-12)
 
 
-def test_without_control_variates_a_round_is_fedavgs_to_the_bit(local_of: LocalOf, linear: Linear) -> None:
+def test_without_control_variates_a_round_is_fedavgs_to_the_bit(tiny: LocalOf) -> None:
     plan = {"lr": 0.1, "epochs": 3, "batch_size": 1, "momentum": 0.9, "max_grad_norm": 0.5}
-    made, avg = (local_of(linear([[9.0]], 2), [[2.0], [1.0]], [0, 1], 2, **plan) for _ in range(2))
+    made, avg = (tiny([[2.0], [1.0]], [0, 1], **plan) for _ in range(2))
     state = ScaffoldServer().init(FIRST, round_context())
     assert same_tensors({Part.CONTROL: state[Part.CONTROL]}, {Part.CONTROL: ZEROS})
     sent, averaged = ScaffoldClient().fit(made, state).payload, FedAvgClient().fit(avg, FIRST).payload

@@ -6,16 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from tests.support.half_rounds import parts, refusal
 from tests.support.round_contexts import round_context
 
 from protofed.client.methods.solo import SoloClient
-from protofed.client.models.split import SplitModel, dump
+from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
-from protofed.common import codec
-from protofed.common.payload import Part, Payload, Update, describe, same_tensors
-from protofed.common.protocol.messages import Manifest
+from protofed.common.payload import Part, Payload, Update, same_tensors
 from protofed.server.methods.solo import SoloServer as Server
-from protofed.server.rounds.intake import intake
 
 COMMON: Payload = {
     Part.BODY: {"0.weight": np.array([[1.0, 0.5], [-0.5, 1.0]])},
@@ -29,16 +27,6 @@ def site(local_of: Callable[..., FitContext], linear: Callable[..., SplitModel])
     return lambda **plan: local_of(linear(np.full((2, 2), 9.0), 2), [[3.0, 4.0], [1.0, -1.0]], [0, 1], 2, **plan)
 
 
-def held(local: FitContext) -> Payload:
-    return {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
-
-
-def test_the_first_round_starts_from_the_common_model(site: Callable[..., FitContext]) -> None:
-    local = site()
-    SoloClient().load_global(local, COMMON)
-    assert same_tensors(held(local), COMMON)
-
-
 def test_later_rounds_go_on_from_the_sites_own_memory(site: Callable[..., FitContext]) -> None:
     whole, half = site(lr=0.1, epochs=2), site(lr=0.1, epochs=1)
     SoloClient().fit(whole, COMMON)
@@ -46,35 +34,24 @@ def test_later_rounds_go_on_from_the_sites_own_memory(site: Callable[..., FitCon
     later = site(lr=0.1, epochs=1)  # the model is gone, the memory is there
     later.client_state = half.client_state
     SoloClient().fit(later, COMMON)
-    assert same_tensors(held(later), held(whole))
-    assert same_tensors(later.client_state, held(whole))
-    assert not same_tensors(held(half), held(whole))
+    assert same_tensors(parts(later.model), parts(whole.model))
+    assert same_tensors(later.client_state, parts(whole.model))
+    assert not same_tensors(parts(half.model), parts(whole.model))
+    SoloClient().load_global(later, COMMON)
+    assert same_tensors(parts(later.model), parts(whole.model))
+    new = site()
+    SoloClient().load_global(new, COMMON)
+    assert same_tensors(parts(new.model), COMMON), "the first round starts from the common model"
 
 
-def test_install_gives_the_sites_own_model(site: Callable[..., FitContext]) -> None:
-    local = site(lr=0.1)
-    SoloClient().fit(local, COMMON)
-    again = site()
-    again.client_state = local.client_state
-    SoloClient().load_global(again, COMMON)
-    assert same_tensors(held(again), held(local))
-
-
-def test_no_tensor_is_sent(site: Callable[..., FitContext]) -> None:
+def test_no_tensor_is_sent_and_the_server_expects_none_and_keeps_its_state(site: Callable[..., FitContext]) -> None:
     made = SoloClient().fit(site(lr=0.1), COMMON)
-    assert made.payload == {}
+    assert not made.payload
+    assert not SoloClient.sends
     assert made.metrics.keys() == {"loss"}
-    assert SoloClient.sends == frozenset()
-
-
-def test_the_server_expects_nothing_and_keeps_its_state() -> None:
     state = Server().init(COMMON, round_context(2))
-    expected = Server().expects(state)
-    nothing, model = codec.encode({}), codec.encode(COMMON)
-    assert intake.manifest_problem(Manifest((), len(nothing), codec.digest(nothing)), expected) is None
-    fault = intake.manifest_problem(Manifest(describe(COMMON), len(model), codec.digest(model)), expected)
-    assert fault is not None
-    assert "not part of this method's update" in fault.text
+    assert refusal(made.payload, Server().expects(state)) == ""
+    assert "not part of this method's update" in refusal(COMMON, Server().expects(state))
     assert Server().aggregate(state, iter([Update("ann", {}), Update("bob", {})]), round_context()) is state
     assert Server().broadcast(state, "ann") is state
     assert not Server.global_model  # an evaluator has nothing to score

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 from tests.support.round_contexts import round_context
@@ -10,8 +11,15 @@ from tests.support.round_contexts import round_context
 from protofed.client.method import ClientMethod
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.training.context import FitContext
-from protofed.common.payload import Part, Payload, SiteId, Update
-from protofed.server.method import ServerMethod, sent
+from protofed.common import codec
+from protofed.common.payload import Part, Payload, SiteId, Update, describe
+from protofed.common.protocol.messages import Manifest
+from protofed.server.method import ExpectedUpdate, ServerMethod, sent
+from protofed.server.rounds.intake import intake
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+LocalOf = Callable[..., FitContext]
+Linear = Callable[..., SplitModel]
 
 
 def model(bias: tuple[float, float] = (0.0, 0.0), body: float = 1.0) -> Payload:
@@ -36,3 +44,13 @@ def play(
             updates.append(Update(site, client.fit(local, sent(server, states[-1], site)).payload))
         states.append(server.aggregate(states[-1], updates, round_context(round=number, sites=len(sites))))
     return states
+
+
+def announced(payload: Payload) -> Manifest:
+    data = codec.encode(payload)
+    return Manifest(describe(payload), len(data), codec.digest(data))
+
+
+def refusal(payload: Payload, expected: ExpectedUpdate) -> str:
+    """Why the server does not take what a half sends; empty: it does."""
+    return str(intake.manifest_problem(announced(payload), expected) or "")

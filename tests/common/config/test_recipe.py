@@ -1,13 +1,10 @@
 """A recipe is read whole or refused with the key that is wrong and what was expected there.
 
-A recipe's `[plan]`: schedules worked out, keys that nothing uses, and what an older daemon is not told.
-
-What a round costs in noisy mechanisms, and the recipe's `[plan.dp]`.
+Schedules worked out, and what a round costs in noisy mechanisms.
 """
 
 from __future__ import annotations
 
-import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -15,16 +12,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from protofed.common.config.data import (
-    ColumnPartition,
-    CreffDirichlet,
-    Dirichlet,
-    NiidBenchDirichlet,
-    Pathological,
-    PfllibDirichlet,
-    Shards,
-    Whole,
-)
+from protofed.common.config import data as partitions
 from protofed.common.config.recipe import (
     DpCost,
     DpPlan,
@@ -41,17 +29,13 @@ from protofed.common.config.toml_files import read_table
 from protofed.common.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
-TOML = """
-name = "r-1"
-rounds = 3
+BASE = """
+name = "base"
+rounds = 7
 classes = 10
-[input]
-shape = [1, 8, 8]
-[method]
-name = "fednh"
-prototype_momentum = 0.5
-[model]
-name = "digits-cnn"
+input = { shape = [1, 8, 8] }
+method = { name = "fednh", prototype_momentum = 0.5 }
+model = { name = "mlp", hidden = [3] }
 [data]
 source = "digits"
 partition = { kind = "dirichlet", sites = 5, beta = 0.3 }
@@ -88,14 +72,15 @@ def sound(**changes: Any) -> Recipe:
 
 
 def test_a_recipe_is_read_with_its_defaults(tmp_path: Path) -> None:
-    (tmp_path / "r.toml").write_text(TOML)
-    recipe = read_toml(tmp_path / "r.toml", Recipe)
-    assert (recipe.name, recipe.rounds, recipe.classes, recipe.seed) == ("r-1", 3, 10, 0)
-    assert recipe.method.options == {"prototype_momentum": 0.5}
-    assert recipe.model.options == {}
+    (tmp_path / "r.toml").write_text(BASE)
+    recipe: Any = read_toml(tmp_path / "r.toml", Recipe)
+    assert (recipe.name, recipe.rounds, recipe.classes, recipe.seed) == ("base", 7, 10, 0)
+    assert (recipe.method.options, recipe.model.options) == ({"prototype_momentum": 0.5}, {"hidden": [3]})
     assert recipe.federation == Federation()
-    assert recipe.data is not None
-    assert recipe.data.partition == Dirichlet(kind="dirichlet", sites=5, beta=0.3)
+    assert recipe.data.partition == partitions.Dirichlet(kind="dirichlet", sites=5, beta=0.3)
+    for table in (recipe, recipe.plan):
+        with pytest.raises(ValidationError):
+            table.seed = 9
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "deploy" / "recipes").glob("*.toml")), ids=lambda path: path.stem)
@@ -104,105 +89,49 @@ def test_every_recipe_of_ours_can_be_read(path: Path) -> None:
     assert parse_json(recipe.wire(), Recipe, "wire").fingerprint() == recipe.fingerprint()
 
 
-UNKNOWN = {
-    "round": ("round", "rounds"),
-    "input__shap": ("input.shap", "shape"),
-    "plan__epoch": ("plan.epoch", "epochs"),
-    "federation__qorum": ("federation.qorum", "quorum"),
-    "data__sorce": ("data.sorce", "source"),
-    "data__partition__bta": ("data.partition.bta", "beta"),
-}
+UNKNOWN = [("round", "rounds"), ("input__shap", "shape"), ("data__partition__bta", "beta")]
 
 
-@pytest.mark.parametrize("key", UNKNOWN)
-def test_an_unknown_key_is_named_with_its_place_and_the_nearest_known_one(key: str) -> None:
-    path, near = UNKNOWN[key]
+@pytest.mark.parametrize(("key", "near"), UNKNOWN)
+def test_an_unknown_key_is_named_with_its_place_and_the_nearest_known_one(key: str, near: str) -> None:
     with pytest.raises(ConfigError) as error:
         sound(**{key: 1})
-    assert str(error.value) == f"a.toml: unknown key '{path}': did you mean '{near}'?"
-
-
-def test_an_unknown_key_like_none_is_to_be_removed() -> None:
+    assert str(error.value) == f"a.toml: unknown key '{key.replace('__', '.')}': did you mean '{near}'?"
     with pytest.raises(ConfigError, match=r"a\.toml.*'zzzzzz'"):
         sound(zzzzzz=1)
 
 
-@pytest.mark.parametrize(
-    "key", ["name", "rounds", "classes", "input", "input__shape", "method", "method__name", "model"]
-)
+@pytest.mark.parametrize("key", ["name", "input", "input__shape", "method__name", "model"])
 def test_a_missing_key_is_named(key: str) -> None:
     with pytest.raises(ConfigError) as error:
         sound(**{key: ...})
     assert str(error.value) == f"a.toml: '{key.replace('__', '.')}' is missing; add it"
 
 
-WRONG: list[tuple[str, Any]] = [
-    ("name", "Capitals"),
-    ("name", "../../x"),
-    ("name", ""),
-    ("name", "x" * 65),
-    ("name", "line\n"),
-    ("name", "sitе"),  # its last letter is Cyrillic
-    ("name", 7),
-    ("rounds", 0),
-    ("rounds", "three"),
-    ("rounds", 2.5),
-    ("classes", 1),
-    ("seed", "x"),
-    ("input__shape", [1, 8]),
-    ("input__shape", [1, 8, 8, 8]),
-    ("input__mean", "grey"),
-    ("input__std", [0.0]),
-    ("method", "fednh"),
-    ("method__name", 3),
-    ("plan__epochs", 0),
-    ("plan__batch_size", -1),
-    ("plan__lr", 0.0),
-    ("plan__lr", "fast"),
-    ("plan__momentum", 1.0),
-    ("plan__weight_decay", -1e-9),
-    ("plan__optimizer", "sdg"),
-    ("plan__lr_decay", 0.0),
-    ("plan__lr_decay", 1.5),
-    ("plan__lr_steps", [0.5, 1.0]),
-    ("plan__warmup_rounds", -1),
-    ("plan__loss", "focal"),
-    ("plan__tau", 0),
-    ("plan__sampling", "balanced"),
-    ("plan__buffers", "global"),
-    ("plan__max_grad_norm", 0),
-    ("plan__augmentation", "flip"),
-    ("federation__min_sites", 0),
-    ("federation__participation", 0.0),
-    ("federation__participation", 1.01),
-    ("federation__over_selection", 0.99),
-    ("federation__deadline_s", 0),
-    ("federation__deadline_s", -1),
-    ("federation__deadline_s", float("inf")),  # JSON could not tell it to the sites
-    ("plan__lr", float("nan")),
-    ("input__mean", [float("nan")]),
-    ("federation__grace", 1.1),
-    ("federation__stall_timeout_s", 0),
-    ("federation__max_attempts", 0),
-    ("federation__score_every", -1),
-    ("federation__heartbeat_s", 0),
-    ("data__source", "imagenet"),
-    ("data__long_tail", 0),
-    ("data__partition__sites", 0),
-    ("data__partition__beta", 0),
-    ("data__partition__min_examples", 0),
-    ("data__merge_test_into_train", "both"),
-    ("data__local_test_fraction", 0.0),
-    ("data__local_test_fraction", 1.0),
-    ("data__validation_fraction", 0.0),
-    ("data__validation_fraction", 1.0),
-    ("data__local_test", "balanced"),
-    ("data__seed", -1),  # NumPy's legacy generator has no such seed
-    ("data__seed", 2**32),
-]
+NAN, INF = float("nan"), float("inf")  # JSON could tell neither to the sites
+PLAN: dict[str, list[Any]] = {"epochs": [0], "batch_size": [-1], "lr": [0.0, "fast", NAN], "momentum": [1.0]}
+PLAN |= {"weight_decay": [-1e-9], "optimizer": ["sdg"], "lr_decay": [0.0, 1.5], "lr_steps": [[0.5, 1.0]]}
+PLAN |= {"warmup_rounds": [-1], "loss": ["focal"], "tau": [0], "sampling": ["even"], "buffers": ["global"]}
+PLAN |= {"max_grad_norm": [0], "augmentation": ["flip"]}
+FEDERATION: dict[str, list[Any]] = {"min_sites": [0], "participation": [0.0, 1.01], "over_selection": [0.99]}
+FEDERATION |= {"deadline_s": [0, INF], "grace": [1.1], "stall_timeout_s": [0], "max_attempts": [0]}
+FEDERATION |= {"score_every": [-1], "heartbeat_s": [0]}
+DATA: dict[str, list[Any]] = {"source": ["imagenet"], "long_tail": [0], "merge_test_into_train": ["both"]}
+DATA |= {"local_test": ["balanced"], "local_test_fraction": [0.0, 1.0], "validation_fraction": [0.0, 1.0]}
+DATA |= {"seed": [-1, 2**32]}  # NumPy's legacy generator has no such seed
+WRONG: dict[str, dict[str, list[Any]]] = {
+    "": {"name": ["Capitals", "x" * 65, "line\n", 7], "rounds": [0, 2.5], "classes": [1], "seed": ["x"]},
+    "input__": {"shape": [[1, 8], [1, 8, 8, 8]], "mean": ["grey", [NAN]], "std": [[0.0]]},
+    "method__": {"name": [3]},
+    "plan__": PLAN,
+    "federation__": FEDERATION,
+    "data__": DATA,
+    "data__partition__": {"sites": [0], "beta": [0], "min_examples": [0]},
+}
+VALUES = [(f"{table}{key}", value) for table, keys in WRONG.items() for key, values in keys.items() for value in values]
 
 
-@pytest.mark.parametrize(("key", "value"), WRONG, ids=[f"{key}={value!r:.20}" for key, value in WRONG])
+@pytest.mark.parametrize(("key", "value"), VALUES, ids=[f"{key}={value!r:.20}" for key, value in VALUES])
 def test_a_value_out_of_range_or_of_another_type_is_named(key: str, value: Any) -> None:
     with pytest.raises(ConfigError) as error:
         sound(**{key: value})
@@ -213,12 +142,6 @@ def test_a_value_out_of_range_or_of_another_type_is_named(key: str, value: Any) 
     assert "\n" not in said
 
 
-@pytest.mark.parametrize("quorum", [0, -1, 0.0, 1.5, "half"])
-def test_a_quorum_is_a_count_or_a_share(quorum: Any) -> None:
-    with pytest.raises(ConfigError, match=r"federation\.quorum"):
-        sound(federation__quorum=quorum)
-
-
 def test_one_is_a_count_and_one_point_zero_is_a_share() -> None:
     count, share = (sound(federation__quorum=quorum).federation.quorum for quorum in (1, 1.0))
     assert isinstance(count, int)
@@ -227,49 +150,31 @@ def test_one_is_a_count_and_one_point_zero_is_a_share() -> None:
     assert isinstance(again, float)
 
 
-@pytest.mark.parametrize(
-    ("shape", "mean", "std"),
-    [
-        ([3, 8, 8], [0.5, 0.5], [0.5]),
-        ([3, 8, 8], [0.5], [0.5] * 4),
-        ([0, 8, 8], [0.5], [0.5]),
-        ([1, 8, -8], [0.5], [0.5]),
-    ],
-)
+INPUTS = [([3, 8, 8], [0.5, 0.5], [0.5]), ([3, 8, 8], [0.5], [0.5] * 4), ([0, 8, 8], [0.5], [0.5])]
+
+
+@pytest.mark.parametrize(("shape", "mean", "std"), INPUTS)
 def test_an_input_has_one_mean_or_one_a_channel(shape: list[int], mean: list[float], std: list[float]) -> None:
     with pytest.raises(ConfigError, match="one value or one a channel"):
         sound(input={"shape": shape, "mean": mean, "std": std})
     assert Input(shape=(3, 8, 8), mean=(0.1, 0.2, 0.3)).std == (0.5,)
 
 
-@pytest.mark.parametrize(
-    ("partition", "expected"),
-    [
-        ({"kind": "whole"}, Whole()),
-        ({"kind": "shards", "sites": 2, "shards": 3}, Shards(kind="shards", sites=2, shards=3)),
-        ({"kind": "column"}, ColumnPartition(kind="column")),
-        (
-            {"kind": "pfllib-dirichlet", "sites": 2, "beta": 0.1},
-            PfllibDirichlet(kind="pfllib-dirichlet", sites=2, beta=0.1, min_examples=1),
-        ),
-        (
-            {"kind": "niid-bench-dirichlet", "sites": 2, "beta": 0.1},
-            NiidBenchDirichlet(kind="niid-bench-dirichlet", sites=2, beta=0.1, min_examples=10),
-        ),
-        (
-            {"kind": "creff-dirichlet", "sites": 20, "beta": 0.4},
-            CreffDirichlet(kind="creff-dirichlet", sites=20, beta=0.4),
-        ),
-        (
-            {"kind": "pathological", "sites": 2, "classes_each": 3},
-            Pathological(kind="pathological", sites=2, classes_each=3, balanced=False),
-        ),
-    ],
-)
-def test_a_partition_is_chosen_by_its_kind(partition: dict[str, Any], expected: Any) -> None:
-    data = sound(data__partition=partition).data
-    assert data is not None
-    assert data.partition == expected
+PARTITIONS: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [  # what is said, and what is so by default
+    (partitions.Whole, {"kind": "whole"}, {}),
+    (partitions.Shards, {"kind": "shards", "sites": 2, "shards": 3}, {}),
+    (partitions.ColumnPartition, {"kind": "column"}, {}),
+    (partitions.PfllibDirichlet, {"kind": "pfllib-dirichlet", "sites": 2, "beta": 0.1}, {"min_examples": 1}),
+    (partitions.NiidBenchDirichlet, {"kind": "niid-bench-dirichlet", "sites": 2, "beta": 0.1}, {"min_examples": 10}),
+    (partitions.CreffDirichlet, {"kind": "creff-dirichlet", "sites": 20, "beta": 0.4}, {}),
+    (partitions.Pathological, {"kind": "pathological", "sites": 2, "classes_each": 3}, {"balanced": False}),
+]
+
+
+@pytest.mark.parametrize(("expected", "said", "default"), PARTITIONS)
+def test_a_partition_is_chosen_by_its_kind(expected: Any, said: dict[str, Any], default: dict[str, Any]) -> None:
+    data: Any = sound(data__partition=said).data
+    assert data.partition == expected(**said, **default)
 
 
 @pytest.mark.parametrize(
@@ -279,12 +184,7 @@ def test_a_partition_is_chosen_by_its_kind(partition: dict[str, Any], expected: 
         ({"sites": 2}, "kind"),
         ({"kind": "shards", "sites": 2}, "'data.partition.shards' is missing"),
         ({"kind": "whole", "sites": 2}, "unknown key 'data.partition.sites'"),
-        ({"kind": "shards", "sites": 2, "shards": 2, "beta": 0.3}, "unknown key 'data.partition.beta'"),
-        ({"kind": "pathological", "sites": 2}, "'data.partition.classes_each' is missing"),
         ({"kind": "pathological", "sites": 2, "classes_each": 0}, "data.partition.classes_each = 0"),
-        ({"kind": "pfllib-dirichlet", "sites": 0, "beta": 0.1}, "data.partition.sites = 0"),
-        ({"kind": "niid-bench-dirichlet", "sites": 2, "beta": 0}, "data.partition.beta = 0"),
-        ({"kind": "niid-bench-dirichlet", "sites": 2, "beta": 1, "min_classes": 2}, "unknown key"),
         ({"kind": "creff-dirichlet", "sites": 2, "beta": 1, "min_examples": 2}, "unknown key"),
         ("whole", "data.partition"),
     ],
@@ -299,10 +199,7 @@ def test_a_partition_of_the_wrong_kind_is_refused(partition: Any, said: str) -> 
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        (
-            {"local_test": "by-class", "local_test_fraction": 0.25},
-            "expected local_test or local_test_fraction, not both",
-        ),
+        ({"local_test": "by-class", "local_test_fraction": 0.25}, "expected local_test or .*, not both"),
         ({"merge_test_into_train": True}, "expected local_test_fraction beside it"),
         ({"merge_test_into_train": True, "local_test": "by-class"}, "expected local_test_fraction beside it"),
         ({"merge_test_into_train": True, "local_test_fraction": 0.25, "test_fraction": 0.3}, "remove test_fraction"),
@@ -314,14 +211,12 @@ def test_a_test_set_comes_from_one_place(keys: dict[str, Any], said: str) -> Non
         sound(data={"source": "digits", **keys})
 
 
-@pytest.mark.parametrize("augment", ["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"])
-def test_every_augmentation_has_a_name(augment: str) -> None:
-    assert sound(plan__augmentation=augment).plan.augmentation == augment
-
-
 def test_no_such_file(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text('extends = "nowhere.toml"\n')
     with pytest.raises(ConfigError, match=r"cannot read .*nowhere\.toml"):
         read_toml(tmp_path / "nowhere.toml", Recipe)
+    with pytest.raises(ConfigError, match=r"cannot read .*nowhere\.toml"):
+        read_recipe(tmp_path / "r.toml")
     with pytest.raises(ConfigError, match="cannot read"):
         read_table(tmp_path)
 
@@ -343,14 +238,6 @@ def test_a_recipe_off_the_wire_that_is_none_is_refused(text: str) -> None:
         parse_json(text, Recipe, "wire")
 
 
-def test_a_recipe_cannot_be_changed() -> None:
-    recipe: Any = sound()
-    with pytest.raises(ValidationError):
-        recipe.rounds = 9
-    with pytest.raises(ValidationError):
-        recipe.plan.lr = 9.0
-
-
 def test_what_goes_to_sites_names_no_data_and_no_path() -> None:
     recipe = sound(data__root="/home/secret", data__source="npz")
     assert "secret" not in recipe.wire()
@@ -364,24 +251,18 @@ def test_equal_runs_have_equal_fingerprints_wherever_their_data_are() -> None:
     assert sound(plan={}).fingerprint() == sound(plan={"epochs": 1}).fingerprint()  # the default, said
 
 
-DIFFERENT = [
-    ("name", "r-2"),
-    ("seed", 1),
-    ("rounds", 4),
-    ("classes", 11),
-    ("input__shape", [3, 8, 8]),
-    ("method__prototype_momentum", 0.6),
-    ("method__scale", 2.0),
-    ("model__name", "other"),
-    ("plan__lr", 0.02),
-    ("federation__quorum", 1.0),
-    ("federation__quorum", 1),
-]
+DIFFERENT: dict[str, Any] = {"name": "r-2", "seed": 1, "rounds": 4, "classes": 11, "input__shape": [3, 8, 8]}
+DIFFERENT |= {"model__name": "other"}
+DIFFERENT |= {"method__prototype_momentum": 0.6, "method__scale": 2.0, "plan__lr": 0.02, "plan__warmup_rounds": 3}
+DIFFERENT |= {"plan__loss": "balanced-softmax", "plan__sampling": "class-balanced", "plan__buffers": "local"}
 
 
-def test_different_runs_have_different_fingerprints() -> None:
-    prints = [sound().fingerprint(), *(sound(**{key: value}).fingerprint() for key, value in DIFFERENT)]
-    assert len(set(prints)) == len(prints)
+def test_different_runs_have_different_fingerprints_and_all_of_it_reaches_the_wire() -> None:
+    changed: list[dict[str, Any]] = [{}, {"federation__quorum": 1.0}, {"federation__quorum": 1}]
+    runs = [sound(**keys) for keys in (*changed, *({key: value} for key, value in DIFFERENT.items()))]
+    assert len({run.fingerprint() for run in runs}) == len(runs)
+    for run in runs:
+        assert parse_json(run.wire(), Recipe, "wire") == run.model_copy(update={"data": None})
 
 
 def test_a_sample_of_test_images_has_one_of_each_class_and_changes_the_fingerprint() -> None:
@@ -394,13 +275,8 @@ def test_a_sample_of_test_images_has_one_of_each_class_and_changes_the_fingerpri
 
 
 def test_parsing_leaves_the_table_as_it_was() -> None:
-    before = table()
-    after = copy.deepcopy(before)
-    parse(after, Recipe, "a.toml")
-    assert after == before
-
-
-# Recipes that extend another one
+    parse(given := table(), Recipe, "a.toml")
+    assert given == table()
 
 
 def extending(folder: Path, *, base: str, text: str) -> Recipe:
@@ -409,23 +285,15 @@ def extending(folder: Path, *, base: str, text: str) -> Recipe:
     return read_recipe(folder / "r.toml")
 
 
-BASE = """
-name = "base"
-rounds = 7
-classes = 10
-input = { shape = [1, 8, 8] }
-method = { name = "fednh", prototype_momentum = 0.5 }
-model = { name = "mlp", hidden = [3] }
-[data]
-source = "digits"
-partition = { kind = "dirichlet", sites = 5, beta = 0.3 }
-"""
-
-
-def test_an_extending_recipe_says_only_what_differs(tmp_path: Path) -> None:
+def test_an_extending_recipe_says_only_what_differs_and_is_checked_whole(tmp_path: Path) -> None:
     recipe = extending(tmp_path, base=BASE, text='name = "r"\nrounds = 3\n[method]\nscale = 2.0\n[plan]\nlr = 0.5\n')
     assert (recipe.name, recipe.rounds, recipe.classes, recipe.plan.lr) == ("r", 3, 10, 0.5)
     assert recipe.method.options == {"prototype_momentum": 0.5, "scale": 2.0}
+    (tmp_path / "root.toml").write_text(BASE)
+    recipe = extending(tmp_path, base='extends = "root.toml"\nrounds = 4\n', text='name = "r"\n')
+    assert (recipe.name, recipe.rounds, recipe.classes) == ("r", 4, 10)
+    with pytest.raises(ConfigError, match=r"r\.toml.*'round'"):
+        extending(tmp_path, base=BASE, text="round = 3\n")
 
 
 def test_another_method_or_partition_takes_no_options_of_the_former_one(tmp_path: Path) -> None:
@@ -434,29 +302,12 @@ def test_another_method_or_partition_takes_no_options_of_the_former_one(tmp_path
     assert recipe.method.options == {}
     assert recipe.data is not None
     assert (recipe.data.source, recipe.data.seed) == ("digits", 3)
-    assert recipe.data.partition == Shards(kind="shards", sites=5, shards=2)
-
-
-def test_extending_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "root.toml").write_text(BASE)
-    recipe = extending(tmp_path, base='extends = "root.toml"\nrounds = 4\n', text='name = "r"\n')
-    assert (recipe.name, recipe.rounds, recipe.classes) == ("r", 4, 10)
+    assert recipe.data.partition == partitions.Shards(kind="shards", sites=5, shards=2)
 
 
 def test_files_that_extend_each_other_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="extends 8 files"):
         extending(tmp_path, base='extends = "r.toml"\n', text="")
-
-
-def test_what_is_extended_must_be_there(tmp_path: Path) -> None:
-    (tmp_path / "r.toml").write_text('extends = "nowhere.toml"\n')
-    with pytest.raises(ConfigError, match=r"cannot read .*nowhere\.toml"):
-        read_recipe(tmp_path / "r.toml")
-
-
-def test_an_extending_recipe_is_checked_whole(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"r\.toml.*'round'"):
-        extending(tmp_path, base=BASE, text="round = 3\n")
 
 
 @pytest.mark.parametrize("evaluation", [{"class_order": [0, 1]}, {"class_order": [0] * 10}])
@@ -467,23 +318,14 @@ def test_an_order_of_classes_names_each_once(evaluation: dict[str, object], tmp_
         parse(table, Recipe, "r.toml")
 
 
-# Keys of before 0.2
-
-
-# The score that judges rounds
-
-
 @pytest.mark.parametrize(
     ("name", "says"),
     [
         ("global.balanced", "did you mean 'global.balanced_accuracy'?"),
         ("loss", "expected a score of which more is better"),
         ("global.ece", "expected a score of which more is better"),
-        ("global.reliability.share.1", "expected a score of which more is better"),
         ("global.auroc", "evaluation.probabilities = true"),
         ("global.few", "evaluation.frequency_groups = true"),
-        ("global.majority", "of which more is better"),
-        ("global.recall", "'global.recall.0' to '.9'"),
         ("global.recall.10", "'global.recall.0' to '.9'"),
         ("personal.pm_v.1", "expected 'personal.pm_v'"),
     ],
@@ -497,9 +339,6 @@ def test_a_score_that_can_judge_no_round_is_refused(name: str, says: str) -> Non
 @pytest.mark.parametrize("name", ["global.balanced_accuracy", "global.recall.9", "personal.pm_l"])
 def test_a_score_that_a_run_has_may_judge_its_rounds(name: str) -> None:
     assert sound(federation__best_by=name).federation.best_by == name
-
-
-def test_a_score_that_the_recipe_switches_on_may_judge_its_rounds() -> None:
     assert sound(federation__best_by="global.auroc", evaluation={"probabilities": True}).evaluation.probabilities
 
 
@@ -517,9 +356,6 @@ def test_a_score_that_the_recipe_switches_on_may_judge_its_rounds() -> None:
 def test_patience_without_what_it_needs_is_refused(keys: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)):
         sound(federation=keys)
-
-
-def test_patience_with_scores_of_one_kind_is_enough() -> None:
     assert sound(federation={"patience": 3, "score_every": 0, "score_personal_every": 2}).federation.patience == 3
 
 
@@ -534,20 +370,17 @@ def test_noise_that_is_shared_is_that_of_one_step() -> None:
     assert dp.model_copy(update={"shared_by": None}).steps(1) == 10
 
 
-@pytest.mark.parametrize(
-    ("plan", "federation", "named"),
-    [
-        ({}, {"secure": False}, "federation.secure"),
-        ({}, {"sum_group": 1}, "federation.sum_group"),
-        ({"dp": {**SHARED, "shared_by": 4}}, {}, "plan.dp.shared_by"),
-        ({"epochs": 2}, {}, "plan.epochs"),
-        ({"optimizer": "adam"}, {}, "plan.optimizer"),
-        ({"max_grad_norm": 1.0}, {}, "plan.max_grad_norm"),
-        ({"lr": 1e-12}, {}, "steps of 2^-40"),
-        ({"lr": 1e6}, {}, "plan.dp"),
-    ],
-)
-def test_noise_cannot_be_shared_where_the_sum_would_not_have_it(
+UNSHARED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    *(({}, {"secure": False}, "federation.secure"), ({}, {"sum_group": 1}, "federation.sum_group")),
+    *(({"epochs": 2}, {}, "plan.epochs"), ({"optimizer": "adam"}, {}, "plan.optimizer")),
+    *(({"lr": 1e-12}, {}, "steps of 2^-40"), ({"lr": 1e6}, {}, "plan.dp")),
+    ({"dp": {**SHARED, "shared_by": 4}}, {}, "plan.dp.shared_by"),
+    ({"max_grad_norm": 1.0}, {}, "plan.max_grad_norm"),
+]
+
+
+@pytest.mark.parametrize(("plan", "federation", "named"), UNSHARED)
+def test_noise_cannot_be_shared_where_no_sum_has_it(
     plan: dict[str, Any], federation: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(named)):
@@ -583,24 +416,6 @@ def test_the_lowest_rate_is_that_of_no_other_round(schedule: Any, warmup: int) -
         assert after == sorted(after, reverse=True)
 
 
-PLAN_KEYS = {
-    "loss": "balanced-softmax",
-    "sampling": "class-balanced",
-    "buffers": "local",
-    "warmup_rounds": 3,
-}
-
-
-def test_keys_of_the_plan_reach_the_wire_and_the_fingerprint() -> None:
-    for key, value in PLAN_KEYS.items():
-        used = sound(plan={key: value})
-        assert parse_json(used.wire(), Recipe, "wire").plan == used.plan != sound().plan
-        assert used.fingerprint() != sound().fingerprint()
-
-
-DP = DpPlan(noise_multiplier=1.0, sampling_rate=0.1)
-
-
 @pytest.mark.parametrize(
     ("epochs", "rate", "steps"), [(1, 1.0, 1), (2, 0.1, 20), (1, 0.3, 3), (1, 0.06, 17), (0, 0.5, 0), (3, 0.4, 8)]
 )
@@ -609,32 +424,19 @@ def test_a_call_takes_as_many_steps_as_epochs_over_the_rate(epochs: int, rate: f
 
 
 def test_a_rounds_steps_are_those_of_its_calls() -> None:
-    assert DpCost(epochs=(5, 2), class_releases=2).steps(DP) == 70
-    assert DpCost(epochs=()).steps(DP) == 0
-
-
-def test_each_call_is_rounded_for_itself_as_train_does_it() -> None:
+    assert DpCost(epochs=(5, 2), class_releases=2).steps(DpPlan(noise_multiplier=1.0, sampling_rate=0.1)) == 70
     rate = DpPlan(noise_multiplier=1.0, sampling_rate=0.3)
-    assert DpCost(epochs=(1, 1)).steps(rate) == 6  # not round(2 / 0.3) = 7
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"noise_multiplier": 0.0, "sampling_rate": 0.1},
-        {"noise_multiplier": 1.0, "sampling_rate": 0.0},
-        {"noise_multiplier": 1.0, "sampling_rate": 1.1},
-        {"noise_multiplier": 1.0, "sampling_rate": 0.1, "max_unit_norm": 0.0},
-        {"noise_multiplier": 1.0, "sampling_rate": 0.1, "class_noise_multiplier": 0.0},
-        {"noise_multiplier": 1.0, "sampling_rate": 0.1, "min_noisy_count": -1.0},
-        {"noise_multiplier": 1.0},
-        {"sampling_rate": 0.1},
-    ],
-)
-def test_a_plan_without_noise_or_rate_is_no_plan(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValidationError):
-        Plan.model_validate({"dp": wrong})
-
-
-def test_without_the_table_there_is_no_noise() -> None:
+    assert DpCost(epochs=()).steps(rate) == 0
+    assert DpCost(epochs=(1, 1)).steps(rate) == 6  # each for itself: not round(2 / 0.3) = 7
     assert Plan().dp is None
+
+
+NO_PLAN: dict[str, list[float | None]] = {"noise_multiplier": [0.0, None], "sampling_rate": [0.0, 1.1, None]}
+NO_PLAN |= {"max_unit_norm": [0.0], "class_noise_multiplier": [0.0], "min_noisy_count": [-1.0]}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in NO_PLAN.items() for value in values])
+def test_a_plan_without_noise_or_rate_is_no_plan(key: str, value: float | None) -> None:
+    table = {"noise_multiplier": 1.0, "sampling_rate": 0.1, key: value}
+    with pytest.raises(ValidationError):
+        Plan.model_validate({"dp": {name: number for name, number in table.items() if number is not None}})

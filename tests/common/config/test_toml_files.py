@@ -79,7 +79,6 @@ def test_a_file_of_another_kind_is_named(kind: str, expected: str, tmp_path: Pat
     ("table", "hint"),
     [
         (recipe(lr=0.1), "it belongs into [plan]"),
-        (recipe(quorum=1), "it belongs into [federation]"),
         (recipe(alpha=0.5), "it is called 'beta', of [data.partition]"),
         (recipe(label_map={}), "it belongs into [data]"),
         (recipe(plan={"quorm": 1}), "remove it"),  # no key of [plan], and the like one is another table's
@@ -87,13 +86,8 @@ def test_a_file_of_another_kind_is_named(kind: str, expected: str, tmp_path: Pat
         (recipe(plan={"learning_rate": 1}), "it is called 'lr'"),
         (recipe(plan__learning_rate=1), "write 'plan.lr'"),
         (recipe(plan__epoch=1), "write 'plan.epochs'"),
-        (recipe(plan={"epoch": 1}), "did you mean 'epochs'?"),
         (recipe(plan={"Epochs": 1}), "did you mean 'epochs'?"),
         (recipe(data={"source": "digits", "partition": {"kind": "shards", "sites": 2, "shard": 2}}), "'shards'?"),
-        (
-            recipe(data={"source": "digits", "partition": {"kind": "shards", "sites": 2, "shards": 2, "bta": 1}}),
-            "remove",
-        ),
     ],
 )
 def test_a_suggestion_is_of_the_same_table_or_names_the_other(table: dict[str, Any], hint: str) -> None:
@@ -105,11 +99,8 @@ def test_a_suggestion_is_of_the_same_table_or_names_the_other(table: dict[str, A
 @pytest.mark.parametrize(
     ("partition", "path"),
     [
-        ({"kind": "dirichlett"}, "data.partition = "),
         ({"kind": "dirichlet", "sites": 2, "beta": "x"}, "data.partition.beta = 'x'"),
         ({"kind": "shards", "sites": 2, "shards": "x"}, "data.partition.shards = 'x'"),
-        ({"kind": "shards", "sites": 2, "shards": 2, "bta": 1}, "unknown key 'data.partition.bta'"),
-        ({"kind": "shards", "shards": 2}, "'data.partition.sites' is missing"),
         ({"sites": 2}, "'data.partition.kind' is missing"),
     ],
 )
@@ -122,10 +113,8 @@ def test_a_path_has_the_keys_that_were_written_and_no_kind_between_them(partitio
     [
         ("scaffold", ("solo", "fedavg"), ""),
         ("alpha", ("amp", "lr"), ""),
-        ("fedhn", ("fednh", "fedprp"), "fednh"),
         ("cvs", ("csv", "json"), "csv"),
         ("fedNH", ("fednh", "fedprp"), "fednh"),
-        ("FEDAVG", ("fednh", "fedavg"), "fedavg"),
     ],
 )
 def test_only_what_a_typo_makes_is_suggested(name: str, known: tuple[str, ...], similar: str) -> None:
@@ -136,7 +125,6 @@ def test_only_what_a_typo_makes_is_suggested(name: str, known: tuple[str, ...], 
     ("changes", "said"),
     [
         ({"method": "fedavg"}, 'method = { name = "fedavg" }'),
-        ({"model": "mlp"}, 'model = { name = "mlp" }'),
         ({"data": {"source": "digits", "partition": "whole"}}, 'data.partition = { kind = "whole" }'),
         ({"data": "digits"}, 'data = { source = "digits" }'),
         ({"input": [1, 2]}, "[input] with its keys: colours, fit, mean"),
@@ -175,9 +163,6 @@ def test_a_path_of_windows_that_toml_takes_is_refused(tmp_path: Path) -> None:
 def test_a_byte_order_mark_of_windows_is_no_content(kind: str, mark: bytes, tmp_path: Path) -> None:
     (tmp_path / "f.toml").write_bytes(mark + FILES[kind].read_bytes().replace(b"\n", b"\r\n"))
     assert read_table(tmp_path / "f.toml") == read_table(FILES[kind])
-
-
-def test_another_encoding_is_named(tmp_path: Path) -> None:
     (tmp_path / "f.toml").write_text("name = 'a'", encoding="utf-16")
     with pytest.raises(ConfigError, match="UTF-8"):
         read_table(tmp_path / "f.toml")
@@ -194,11 +179,8 @@ def test_a_name_that_is_no_id_gets_one_that_is(name: str, similar: str) -> None:
     assert parse({**SITE, "site": similar}, ClientSettings, "f").site == similar
 
 
-def test_a_name_that_is_too_long_gets_none() -> None:
+def test_a_name_without_letters_or_of_too_many_gets_none() -> None:
     assert "such as" not in refusal({**SITE, "site": "A" * 65}, ClientSettings)
-
-
-def test_a_name_without_letters_gets_none() -> None:
     said = refusal({**SITE, "site": "город"}, ClientSettings)
     assert "such as" not in said
     assert "a-z, 0-9" in said
@@ -243,9 +225,6 @@ def test_a_table_that_is_unset_is_replaced(tmp_path: Path) -> None:
 def test_an_unset_that_takes_nothing_out_is_refused(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
         extending(tmp_path, base=BASE, text=f"{text}\n")
-
-
-def test_only_an_extending_recipe_unsets(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text(f'unset = ["data"]\n{BASE}')
     with pytest.raises(ConfigError, match="add extends, or remove it"):
         read_recipe(tmp_path / "r.toml")

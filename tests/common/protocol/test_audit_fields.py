@@ -33,58 +33,28 @@ def requests() -> Iterator[Any]:
             yield from (getattr(file, method.input_type.name) for method in service.methods)
 
 
+TRAINS = pb.EnrollRequest(protocol_version=1, roles=[pb.ROLE_TRAINER, pb.ROLE_EVALUATOR], caller=CALLER)
+FAILED = pb.HeartbeatRequest(activity=pb.ACTIVITY_FAILED, failure=pb.FAILURE_REASON_OUT_OF_MEMORY, epoch=2)
+TENSORS = [
+    pb.Tensor(part=pb.PART_BODY, name="w", dtype="float32", shape=[3, 4]),
+    pb.Tensor(part=pb.PART_CLASS_PRESENCE, name="p", dtype="int64", shape=[10]),
+    pb.Tensor(part=pb.PART_BODY, name="s", dtype="float64"),
+]
+LISTED = ["body/w float32 [3, 4]", "class-presence/p int64 [10]", "body/s float64 []"]
+SUMS = [["body", 2, 56], ["class-presence", 1, 80]]
+MEASURED = pb.CommitRequest(caller=CALLER, round=2, metrics={"loss": 3.14159, "accuracy": 0.0}, weight=0.0)
 SAID: list[tuple[Any, dict[str, Any]]] = [
-    (
-        pb.EnrollRequest(
-            caller=CALLER, protocol_version=1, software_version="0.1", roles=[pb.ROLE_TRAINER, pb.ROLE_EVALUATOR]
-        ),
-        WHO | {"protocol_version": 1, "software_version": "0.1", "roles": ["trainer", "evaluator"]},
-    ),
+    (TRAINS, WHO | {"protocol_version": 1, "roles": ["trainer", "evaluator"]}),
     (pb.NextTaskRequest(caller=CALLER, run="r", wait_s=20.0), WHO | {"run": "r", "wait_s": True}),
-    (
-        pb.HeartbeatRequest(
-            caller=CALLER, activity=pb.ACTIVITY_FAILED, failure=pb.FAILURE_REASON_OUT_OF_MEMORY, epoch=2
-        ),
-        WHO | {"activity": "failed", "failure": "out-of-memory", "epoch": 2},
-    ),
+    (FAILED, {"activity": "failed", "failure": "out-of-memory", "epoch": 2}),
     (pb.GetChunkRequest(caller=CALLER, run="r", digest="d", index=3), WHO | {"run": "r", "digest": "d", "index": 3}),
-    (
-        pb.Chunk(caller=CALLER, upload="u", index=1, data=CONTENT.encode(), crc32c=9),
-        WHO | {"upload": "u", "index": 1, "data": "7 bytes", "crc32c": 9},
-    ),
-    (
-        pb.UploadManifest(
-            caller=CALLER,
-            run="r",
-            round=2,
-            tensors=[
-                pb.Tensor(part=pb.PART_BODY, name="w", dtype="float32", shape=[3, 4]),
-                pb.Tensor(part=pb.PART_CLASS_PRESENCE, name="p", dtype="int64", shape=[10]),
-                pb.Tensor(part=pb.PART_BODY, name="s", dtype="float64"),
-            ],
-            total_bytes=136,
-            digest="d",
-        ),
-        WHO
-        | {
-            "run": "r",
-            "round": 2,
-            "tensors": ["body/w float32 [3, 4]", "class-presence/p int64 [10]", "body/s float64 []"],
-            "parts": [["body", 2, 56], ["class-presence", 1, 80]],
-            "total_bytes": 136,
-            "digest": "d",
-        },
-    ),
-    (
-        pb.CommitRequest(caller=CALLER, round=2, upload="u", metrics={"loss": 3.14159, "accuracy": 0.0}, weight=0.0),
-        WHO | {"round": 2, "upload": "u", "metrics": ["accuracy", "loss"], "weight": True},
-    ),
+    (pb.Chunk(index=1, data=CONTENT.encode(), crc32c=9), {"index": 1, "data": "7 bytes", "crc32c": 9}),
+    (pb.UploadManifest(tensors=TENSORS, total_bytes=136), {"tensors": LISTED, "parts": SUMS, "total_bytes": 136}),
+    (MEASURED, WHO | {"round": 2, "metrics": ["accuracy", "loss"], "weight": True}),
     (pb.CommitRequest(caller=CALLER), WHO),
+    (pb.HeartbeatRequest(telemetry={"step_seconds": 0.125}), {"telemetry": ["step_seconds"]}),
     (pb.ScoresRequest(scores={"accuracy": 3.14159}), {"scores": ["accuracy"]}),
-    (
-        op.StartRunRequest(recipe=CONTENT),
-        {"recipe": f"7 characters, blake3-256 {digest(CONTENT.encode())}"},
-    ),
+    (op.StartRunRequest(recipe=CONTENT), {"recipe": f"7 characters, blake3-256 {digest(CONTENT.encode())}"}),
     (op.AbortRunRequest(run="r", reason="why\n"), {"run": "r", "reason": "why\n"}),
     (op.ShowRunRequest(first=-3), {"first": -3}),
     (op.ListRunsRequest(), {}),
@@ -112,11 +82,11 @@ def test_no_number_that_could_be_measured_is_ever_told() -> None:
 
 def test_a_sites_own_log_has_the_values_of_numbers() -> None:
     commit = pb.CommitRequest(caller=CALLER, round=2, metrics={"loss": 0.25, "accuracy": -0.0}, weight=3.0)
-    assert audit_fields(commit, values=True) == WHO | {
-        "round": 2,
-        "metrics": {"accuracy": 0.0, "loss": 0.25},
-        "weight": 3.0,
-    }
+    said = {"round": 2, "metrics": {"accuracy": 0.0, "loss": 0.25}, "weight": 3.0}
+    assert audit_fields(commit, values=True) == WHO | said
+    task = pb.Task(kind=pb.TASK_KIND_FIT, run="r", task_id="t", base_digest="d", base_bytes=9, remaining_s=4.5)
+    told = {"kind": "fit", "run": "r", "task_id": "t", "base_digest": "d", "base_bytes": 9, "remaining_s": 4.5}
+    assert audit_fields(task, values=True) == told
     assert audit_fields(pb.NextTaskRequest(caller=CALLER, wait_s=20.0), values=True) == WHO | {"wait_s": 20.0}
     chunk = audit_fields(pb.Chunk(upload="u", data=CONTENT.encode()), values=True)
     assert chunk == {"upload": "u", "data": "7 bytes"}, "data never"
@@ -131,20 +101,6 @@ def test_values_that_json_does_not_have_and_too_many_of_them_are_texts() -> None
     many = pb.ScoresRequest(scores={f"{'s' * 200}{number}": 0.5 for number in range(2048)})
     assert "blake3-256" in str(audit_fields(many, values=True)["scores"])
     json.dumps(audit_fields(many, values=True), allow_nan=False)
-
-
-def test_a_task_is_told_with_the_digest_of_its_base() -> None:
-    task = pb.Task(kind=pb.TASK_KIND_FIT, run="r", round=3, task_id="t", base_digest="d", base_bytes=9, remaining_s=4.5)
-    told = audit_fields(task, values=True)
-    assert told == {
-        "kind": "fit",
-        "run": "r",
-        "round": 3,
-        "task_id": "t",
-        "base_digest": "d",
-        "base_bytes": 9,
-        "remaining_s": 4.5,
-    }
 
 
 def test_requests_have_no_other_messages_in_them_than_those_that_are_told_here() -> None:
@@ -176,9 +132,6 @@ def test_a_certificate_is_told_by_its_fingerprint(tmp_path: Path) -> None:
     assert other == {"pem": f"no certificate: 8 characters, blake3-256 {digest(b'nonsense')}"}
 
 
-# Bounds
-
-
 def manifest(count: int, name: str) -> pb.UploadManifest:
     parts = (pb.PART_BODY, pb.PART_HEAD)
     tensors = [pb.Tensor(part=parts[i % 2], name=f"{name}{i}", dtype="float32", shape=[2]) for i in range(count)]
@@ -192,12 +145,11 @@ def test_the_longest_list_of_tensors_has_room_in_a_line_and_keeps_its_sums() -> 
     assert told["parts"] == [["body", 10_000, 80_000], ["head", 10_000, 80_000]]
     other = audit_fields(manifest(MAX_TENSORS, "v" * 190))
     assert other["tensors"] != told["tensors"], "its digest tells one list from another"
-
-
-def test_the_tensors_of_a_large_model_are_all_listed() -> None:
-    told = audit_fields(manifest(1000, "layer4.2.downsample.1.running_mean"))
-    assert isinstance(told["tensors"], list)
-    assert len(told["tensors"]) == 1000
+    listed = audit_fields(manifest(1000, "layer4.2.downsample.1.running_mean"))["tensors"]
+    assert isinstance(listed, list)
+    assert len(listed) == 1000, "all of a large model"
+    beyond = pb.UploadManifest(tensors=[pb.Tensor()] * (MAX_ITEMS + 1), total_bytes=5)  # no payload has so many
+    assert audit_fields(beyond) == {"tensors": f"{MAX_ITEMS + 1} items", "total_bytes": 5}
 
 
 def unknown(number: int) -> Any:
@@ -222,11 +174,6 @@ HOSTILE = [
 def test_whatever_a_peer_sends_its_line_is_bounded_json(message: Any) -> None:
     line = json.dumps(audit_fields(message), allow_nan=False)
     assert len(line) < 2 * LONGEST_LIST + 20 * LONGEST_TEXT < journal.LONGEST / 8
-
-
-def test_of_a_list_that_no_payload_has_only_the_length_is_told() -> None:
-    told = audit_fields(pb.UploadManifest(tensors=[pb.Tensor()] * (MAX_ITEMS + 1), total_bytes=5))
-    assert told == {"tensors": f"{MAX_ITEMS + 1} items", "total_bytes": 5}
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)

@@ -48,6 +48,14 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "whole"
 
 
+@pytest.fixture
+def full(partial: PartialBlob) -> PartialBlob:
+    """All chunks have been sent."""
+    partial.begin(TOTAL)
+    send(partial, 0, 1, 2)
+    return partial
+
+
 def piece(index: int) -> bytes:
     return DATA[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
 
@@ -79,7 +87,7 @@ def test_chunks_are_counted(total: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 1, 0, 2, 0)])
-def test_chunks_in_any_order_and_twice_make_the_blob(
+def test_chunks_in_any_order_make_it(
     partial: PartialBlob, target: Path, tmp_path: Path, order: tuple[int, ...]
 ) -> None:
     assert partial.begin(TOTAL) == frozenset()
@@ -89,18 +97,27 @@ def test_chunks_in_any_order_and_twice_make_the_blob(
     assert partial.seal(ADDRESS, target) == DATA
     assert target.read_bytes() == DATA
     assert (files(tmp_path), partial.total) == ({"whole"}, 0)
+    with pytest.raises(IncompleteUploadError):
+        send(partial, 0)
+    assert target.read_bytes() == DATA
 
 
-def test_an_empty_blob_has_no_chunk_and_can_be_sealed(partial: PartialBlob, target: Path) -> None:
+def test_an_empty_blob_is_sealed_and_dropping_leaves_nothing(
+    partial: PartialBlob, target: Path, tmp_path: Path
+) -> None:
     assert partial.begin(0) == frozenset()
-    assert bytes(partial.seal(digest(b""), target)) == b""
-    assert target.read_bytes() == b""
+    assert bytes(partial.seal(digest(b""), target)) == target.read_bytes() == b""
+    partial.begin(TOTAL)
+    send(partial, 0)
+    for _ in range(2):
+        partial.drop()
+    assert files(tmp_path) == {"whole"}
+    with pytest.raises(IncompleteUploadError):
+        send(partial, 1)
 
 
 @pytest.mark.parametrize("sent", [(), (0,), (2,), (0, 2), (1, 2), (0, 1, 2)])
-def test_it_goes_on_where_another_process_left_it(
-    reopen: Callable[[], PartialBlob], target: Path, sent: tuple[int, ...]
-) -> None:
+def test_it_goes_on_where_another_ended(reopen: Callable[[], PartialBlob], target: Path, sent: tuple[int, ...]) -> None:
     first = reopen()
     first.begin(TOTAL)
     send(first, *sent)
@@ -112,23 +129,16 @@ def test_it_goes_on_where_another_process_left_it(
 
 
 @pytest.mark.parametrize("sent", [(), (0,), (0, 2), (1, 2)])
-def test_a_hole_is_named_and_what_is_there_is_kept(
-    partial: PartialBlob, target: Path, tmp_path: Path, sent: tuple[int, ...]
-) -> None:
+def test_a_hole_is_named_and_what_is_there_is_kept(partial: PartialBlob, target: Path, sent: tuple[int, ...]) -> None:
+    """A hole that the disk fills with zeros is not taken for data."""
     partial.begin(TOTAL)
     send(partial, *sent)
     missing = sorted({0, 1, 2} - set(sent))
-    with pytest.raises(IncompleteUploadError, match=f"{len(missing)} chunks are missing, the first is {missing[0]}"):
-        partial.seal(ADDRESS, target)
+    for address in (ADDRESS, digest(b"".join(piece(n) if n in sent else bytes(len(piece(n))) for n in range(3)))):
+        with pytest.raises(IncompleteUploadError, match=f"{len(missing)} chunks .*, the first is {missing[0]}"):
+            partial.seal(address, target)
     assert not target.exists()
     assert partial.begin(TOTAL) == set(sent)
-
-
-def test_a_hole_filled_with_zeros_by_the_disk_is_not_taken_for_data(partial: PartialBlob, target: Path) -> None:
-    zeros = bytes(CHUNK_BYTES + 5)
-    partial.begin(len(zeros))
-    with pytest.raises(IncompleteUploadError, match="chunks are missing"):
-        partial.seal(digest(zeros), target)
 
 
 def test_another_size_begins_anew(partial: PartialBlob, target: Path) -> None:
@@ -139,11 +149,9 @@ def test_another_size_begins_anew(partial: PartialBlob, target: Path) -> None:
         partial.seal(ADDRESS, target)
 
 
-@pytest.mark.parametrize("index", [-1, 3, 4, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("index", [-1, 3, 2**32 - 1])
 @pytest.mark.parametrize("data", [piece(0), piece(2), b""], ids=["full", "last", "empty"])
-def test_an_index_out_of_range_is_refused_and_writes_nothing(
-    partial: PartialBlob, tmp_path: Path, index: int, data: bytes
-) -> None:
+def test_an_index_out_of_range_writes_nothing(partial: PartialBlob, tmp_path: Path, index: int, data: bytes) -> None:
     partial.begin(TOTAL)
     with pytest.raises(CodecError, match="does not belong"):
         partial.write(index, data, crc32c(data))
@@ -175,7 +183,7 @@ def test_a_chunk_that_was_damaged_is_refused_and_can_be_sent_again(partial: Part
 
 
 @pytest.mark.parametrize("at", [0, 1, CHUNK_BYTES - 1])
-def test_other_bytes_for_a_chunk_that_is_held_are_a_conflict_and_change_nothing(
+def test_other_bytes_for_a_chunk_are_a_conflict_and_kept_out(
     reopen: Callable[[], PartialBlob], target: Path, at: int
 ) -> None:
     partial = reopen()
@@ -189,9 +197,8 @@ def test_other_bytes_for_a_chunk_that_is_held_are_a_conflict_and_change_nothing(
     assert partial.seal(ADDRESS, target) == DATA
 
 
-def test_another_digest_is_dropped_and_can_begin_again(partial: PartialBlob, target: Path, tmp_path: Path) -> None:
-    partial.begin(TOTAL)
-    send(partial, 0, 1, 2)
+def test_another_digest_is_dropped_and_can_begin_again(full: PartialBlob, target: Path, tmp_path: Path) -> None:
+    partial = full
     with pytest.raises(CodecError, match="digest of all chunks is not the one"):
         partial.seal(digest(b"another"), target)
     assert files(tmp_path) == set()
@@ -203,16 +210,14 @@ def test_another_digest_is_dropped_and_can_begin_again(partial: PartialBlob, tar
     assert partial.seal(ADDRESS, target) == DATA
 
 
-def test_what_a_crash_tore_is_found_by_the_digest(partial: PartialBlob, target: Path, tmp_path: Path) -> None:
-    partial.begin(TOTAL)
-    send(partial, 0, 1, 2)
+def test_what_a_crash_tore_is_found_by_the_digest(full: PartialBlob, target: Path, tmp_path: Path) -> None:
     with (tmp_path / "data").open("r+b") as file:  # the mark reached the disk, and half of its chunk did not
         file.seek(CHUNK_BYTES + 100)
         file.write(bytes(1000))
     with pytest.raises(CodecError):
-        partial.seal(ADDRESS, target)
+        full.seal(ADDRESS, target)
     assert not target.exists()
-    assert partial.begin(TOTAL) == frozenset()
+    assert full.begin(TOTAL) == frozenset()
 
 
 def test_what_was_never_started_is_incomplete(partial: PartialBlob, target: Path, tmp_path: Path) -> None:
@@ -223,28 +228,7 @@ def test_what_was_never_started_is_incomplete(partial: PartialBlob, target: Path
     assert (files(tmp_path), partial.total, partial.last_chunk_at) == (set(), 0, 0.0)
 
 
-def test_a_sealed_one_takes_no_chunk(partial: PartialBlob, target: Path) -> None:
-    partial.begin(TOTAL)
-    send(partial, 0, 1, 2)
-    partial.seal(ADDRESS, target)
-    with pytest.raises(IncompleteUploadError):
-        send(partial, 0)
-    assert target.read_bytes() == DATA
-
-
-def test_dropping_leaves_nothing_and_may_be_repeated(partial: PartialBlob, tmp_path: Path) -> None:
-    partial.begin(TOTAL)
-    send(partial, 0)
-    for _ in range(2):
-        partial.drop()
-    assert files(tmp_path) == set()
-    with pytest.raises(IncompleteUploadError):
-        send(partial, 1)
-
-
-def test_files_that_go_away_under_it_are_incomplete_and_begin_again(
-    partial: PartialBlob, target: Path, tmp_path: Path
-) -> None:
+def test_files_that_go_away_under_it_make_it_begin_again(partial: PartialBlob, target: Path, tmp_path: Path) -> None:
     for path in ("data", "data.held"):
         for late in (lambda: send(partial, 0), lambda: partial.seal(ADDRESS, target)):
             assert partial.begin(TOTAL) == frozenset()
@@ -283,14 +267,7 @@ def test_chunks_may_come_on_many_threads(partial: PartialBlob, target: Path) -> 
     assert partial.seal(ADDRESS, target) == DATA
 
 
-# The disk
-
-FULL = [
-    (errno.ENOSPC, OutOfSpaceError),
-    (errno.EDQUOT, OutOfSpaceError),
-    (errno.EIO, DiskFailureError),
-    (errno.EROFS, DiskFailureError),
-]
+FULL = [(errno.ENOSPC, OutOfSpaceError), (errno.EDQUOT, OutOfSpaceError), (errno.EIO, DiskFailureError)]
 
 
 @pytest.mark.parametrize(("code", "kind"), FULL)
@@ -307,20 +284,13 @@ def test_no_room_leaves_nothing(
 
 @pytest.mark.parametrize(("code", "kind"), FULL)
 def test_after_a_failed_fsync_nothing_is_linked(
-    partial: PartialBlob,
-    target: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    code: int,
-    kind: type[StateError],
+    full: PartialBlob, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[StateError]
 ) -> None:
-    partial.begin(TOTAL)
-    send(partial, 0, 1, 2)
     with monkeypatch.context() as disk:
         disk.setattr(os, "fsync", fails(code))
         with pytest.raises(kind):
-            partial.check(ADDRESS)
-    for late in (lambda: partial.check(ADDRESS), lambda: partial.link(target)):
+            full.check(ADDRESS)
+    for late in (lambda: full.check(ADDRESS), lambda: full.link(target)):
         with pytest.raises(IncompleteUploadError):  # a second fsync would say that all is well
             late()
     assert files(tmp_path) == set()
@@ -345,7 +315,7 @@ def test_a_full_disk_is_out_of_space_and_the_same_again_succeeds_when_there_is_r
     assert partial.seal(ADDRESS, small_disk / "whole") == DATA
 
 
-def test_what_is_made_durable_is_the_data_and_then_its_name(
+def test_data_are_durable_and_then_their_name(
     partial: PartialBlob, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced = watch_fsyncs(
@@ -359,18 +329,12 @@ def test_what_is_made_durable_is_the_data_and_then_its_name(
     assert synced == ["data False"]  # the folder, too, is the caller's: blobs that are sealed together share it
 
 
-# A second name
-
-
 def test_what_was_linked_is_still_there_for_another_process(
-    reopen: Callable[[], PartialBlob], target: Path, tmp_path: Path
+    full: PartialBlob, reopen: Callable[[], PartialBlob], target: Path, tmp_path: Path
 ) -> None:
     """Who dies between the name and the note of it has lost nothing, and the blob is not written to."""
-    first = reopen()
-    first.begin(TOTAL)
-    send(first, 0, 1, 2)
-    assert first.check(ADDRESS) == DATA
-    first.link(target)
+    assert full.check(ADDRESS) == DATA
+    full.link(target)
     target.unlink()
     second = reopen()
     assert second.begin(TOTAL) == {0, 1, 2}
@@ -382,25 +346,16 @@ def test_what_was_linked_is_still_there_for_another_process(
     assert (files(tmp_path), target.read_bytes()) == ({"whole"}, DATA)
 
 
-def test_a_link_takes_the_place_of_what_has_the_name(partial: PartialBlob, target: Path) -> None:
+def test_what_was_not_checked_or_was_started_anew_is_not_linked(full: PartialBlob, target: Path) -> None:
     target.write_bytes(b"rotten")
-    partial.begin(TOTAL)
-    send(partial, 0, 1, 2)
-    partial.check(ADDRESS)
-    partial.link(target)
-    assert target.read_bytes() == DATA
-
-
-def test_what_was_not_checked_or_was_started_anew_is_not_linked(partial: PartialBlob, target: Path) -> None:
-    partial.begin(TOTAL)
-    send(partial, 0, 1, 2)
     with pytest.raises(IncompleteUploadError):
-        partial.link(target)
-    partial.check(ADDRESS)
-    partial.begin(TOTAL + 1)
+        full.link(target)
+    full.check(ADDRESS)
+    full.link(target)
+    assert target.read_bytes() == DATA, "it takes the place of what has the name"
+    full.begin(TOTAL + 1)
     with pytest.raises(IncompleteUploadError):
-        partial.link(target)
-    assert not target.exists()
+        full.link(target)
 
 
 def test_what_is_started_anew_while_it_is_read_is_not_taken_for_checked(tmp_path: Path, target: Path) -> None:
@@ -419,26 +374,13 @@ def test_what_is_started_anew_while_it_is_read_is_not_taken_for_checked(tmp_path
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP])
-def test_where_there_are_no_hard_links_it_is_moved(
-    partial: PartialBlob, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+def test_where_there_are_no_hard_links_it_is_moved_and_where_there_is_no_room_it_is_an_error(
+    full: PartialBlob, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    partial.begin(TOTAL)
-    send(partial, 0, 1, 2)
-    partial.check(ADDRESS)
+    full.check(ADDRESS)
+    monkeypatch.setattr(os, "link", fails(errno.ENOSPC))
+    with pytest.raises(OutOfSpaceError):
+        full.link(target)
     monkeypatch.setattr(os, "link", fails(code))
-    partial.link(target)
-    assert (files(tmp_path), target.read_bytes(), partial.total) == ({"whole"}, DATA, 0)
-
-
-def test_a_link_for_which_there_is_no_room_is_an_error(
-    partial: PartialBlob, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    partial.begin(TOTAL)
-    send(partial, 0, 1, 2)
-    partial.check(ADDRESS)
-    with monkeypatch.context() as disk:
-        disk.setattr(os, "link", fails(errno.ENOSPC))
-        with pytest.raises(OutOfSpaceError):
-            partial.link(target)
-    partial.link(target)
-    assert target.read_bytes() == DATA
+    full.link(target)
+    assert (files(tmp_path), target.read_bytes(), full.total) == ({"whole"}, DATA, 0)

@@ -112,37 +112,29 @@ ALLOWED_IN_SUMS = {
 FROM_THE_SERVER = {"SumStep.roster", "SumStep.survivors", "SumStep.contributors"}
 # Where a site may say a number of its own choosing: nothing else is a float, and nothing else is a list.
 FLOATS = {
-    "EnrollRequest.wait_s",
-    "NextTaskRequest.wait_s",
-    "HeartbeatRequest.TelemetryEntry.value",
-    "CommitRequest.MetricsEntry.value",
-    "CommitRequest.weight",
-    "ScoresRequest.ScoresEntry.value",
+    *("EnrollRequest.wait_s", "NextTaskRequest.wait_s", "HeartbeatRequest.TelemetryEntry.value"),
+    *("CommitRequest.MetricsEntry.value", "CommitRequest.weight", "ScoresRequest.ScoresEntry.value"),
 }
-LISTS = {
-    "EnrollRequest.roles",
-    "HeartbeatRequest.telemetry",
-    "UploadManifest.tensors",
-    "Tensor.shape",
-    "CommitRequest.metrics",
-    "ScoresRequest.scores",
-}
+LISTS = {"EnrollRequest.roles", "HeartbeatRequest.telemetry", "UploadManifest.tensors", "Tensor.shape"}
+LISTS |= {"CommitRequest.metrics", "ScoresRequest.scores"}
 BYTES = {"Chunk.data"}
+# Every field of the server's answers.
+ANSWERS = {
+    "Assignment": "keep_rounds min_cohort preprocessing_digest recipe run",
+    "EnrollResponse": "assignment consortium finished",
+    "Finished": "last reason",
+    "HeartbeatResponse": "signal",
+    "NextTaskResponse": "finished task wait",
+    "Receipt": "digest reason record_hash verdict",
+    "Task": "attempt base_bytes base_digest kind state_round remaining_s round run sum_of task_id",
+    "Upload": "id received_chunks",
+    "UploadTicket": "receipt upload",
+    "Wait": "retry_after_s",
+}
 NEVER = {
-    *(
-        "label",
-        "labels",
-        "target",
-        "targets",
-        "count",
-        "counts",
-        "histogram",
-        "histograms",
-        "distribution",
-        "frequency",
-    ),
-    *("frequencies", "image", "images", "pixel", "pixels", "picture", "example", "examples", "sample", "samples"),
-    *("patient", "patients", "raw", "text", "message", "note", "path", "file", "host", "address"),
+    *("label", "labels", "target", "targets", "count", "counts", "histogram", "histograms", "distribution"),
+    *("frequency", "frequencies", "image", "images", "pixel", "pixels", "picture", "example", "examples", "sample"),
+    *("samples", "patient", "patients", "raw", "text", "message", "note", "path", "file", "host", "address"),
 }
 PARTS = {
     *("body", "head", "prototypes", "class_presence", "class_shares", "class_models", "secure_aggregation"),
@@ -196,6 +188,8 @@ def forbidden(file: FileDescriptor) -> set[str]:
 def test_every_field_that_a_site_sends_was_allowed_knowingly() -> None:
     assert set(sent(pb.DESCRIPTOR)) == set(ALLOWED)
     assert all(ALLOWED.values())
+    answers = {f"{message}.{field}" for message, fields in ANSWERS.items() for field in fields.split()}
+    assert set(reached(pb.DESCRIPTOR, [*pb.DESCRIPTOR.message_types_by_name.values()])) == set(ALLOWED) | answers
 
 
 def test_what_a_site_sends_of_a_secure_aggregation_was_allowed_knowingly() -> None:
@@ -230,6 +224,7 @@ def test_parts_are_these_and_simulated_ones_have_no_number() -> None:
     values = {value.name.removeprefix("PART_").lower() for value in pb.DESCRIPTOR.enum_types_by_name["Part"].values}
     assert values == PARTS | {"unspecified"}
     assert {part.replace("-", "_") for part in set(Part) - NOT_ON_THE_WIRE} == PARTS
+    assert {"label-distribution", "private"} == NOT_ON_THE_WIRE
 
 
 @pytest.fixture

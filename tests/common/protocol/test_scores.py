@@ -38,13 +38,10 @@ def test_each_name_is_reported_by_one_role() -> None:
         other = Role.TRAINER if role is Role.EVALUATOR else Role.EVALUATOR
         assert ALL.problem({name: 0.5}, {other}) is not None, name
         assert ALL.problem({name: 0.5}, set()) is not None, name
-    assert ALL.problem(dict.fromkeys(every_name(3), 1.0), {Role.TRAINER, Role.EVALUATOR}) is None
-
-
-def test_scores_of_the_global_model_on_the_shared_test_set_are_evaluators_alone() -> None:
-    for name, role in every_name(3).items():
         shared = name.startswith("global.") and not name.startswith("global.local.")
         assert (role is Role.EVALUATOR) == shared, name
+    assert ALL.problem(dict.fromkeys(every_name(3), 1.0), {Role.TRAINER, Role.EVALUATOR}) is None
+    assert FAMILIES.keys() | {"loss"} == SCALARS  # that a policy may name
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 1.0, 1.0 + 1e-7, 5e-324])
@@ -77,10 +74,6 @@ def test_a_name_that_nobody_computes_is_no_score(name: str) -> None:
 def test_what_the_recipe_has_switched_off_is_no_score(name: str) -> None:
     assert ALL.problem({name: 0.5}, EVALUATOR) is None
     assert ScoreNames(3).problem({name: 0.5}, EVALUATOR) is not None
-
-
-def test_a_policy_may_name_each_family_and_the_loss() -> None:
-    assert FAMILIES.keys() | {"loss"} == SCALARS
 
 
 def test_a_trainings_numbers_are_its_loss_and_a_plugins_own() -> None:

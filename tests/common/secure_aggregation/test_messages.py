@@ -63,9 +63,8 @@ def test_counts_come_back_as_they_were_sent() -> None:
     vectors = {site: np.array([1, 2**64 - 1], dtype=np.uint64) for site in ("site-2", "site-1")}
     message, _ = unpack(sent(ContributorsMessage(vectors, SEEDS, Opened(SEEDS, {}))), ContributorsMessage)
     assert (message.signatures, message.seeds) == (SEEDS, Opened(SEEDS, {}))
-    assert {site: words.tolist() for site, words in message.vectors.items()} == {
-        site: words.tolist() for site, words in vectors.items()
-    }
+    assert message.vectors.keys() == vectors.keys()
+    assert [words.tolist() for words in message.vectors.values()] == [[1, 2**64 - 1]] * 2
 
 
 @pytest.mark.parametrize("message", MESSAGES[1:], ids=lambda m: type(m).__name__)
@@ -86,7 +85,6 @@ def raw(message: pb.SumStep | bytes, **more: Any) -> bytes:
         pb.SumStep(roster=pb.SumRoster(keys=[pb.SumKeys(site="a"), pb.SumKeys(site="a")])),
         pb.SumStep(roster=pb.SumRoster(keys=[pb.SumKeys(site=f"a{n}") for n in range(MAX_SECURE_SITES + 1)])),
         pb.SumStep(roster=pb.SumRoster(groups=[pb.SumGroup(sites=["a", "b"]), pb.SumGroup(sites=["b"])])),
-        pb.SumStep(roster=pb.SumRoster(groups=[pb.SumGroup(sites=["../x"])])),
         pb.SumStep(roster=pb.SumRoster(groups=[pb.SumGroup(sites=[f"a{n}"]) for n in range(MAX_SECURE_SITES + 1)])),
         pb.SumStep(shares=pb.SumShares(sealed={"A": b""})),
         pb.SumStep(shares=pb.SumShares(sealed={f"a{n}": b"" for n in range(MAX_SECURE_SITES + 1)})),
@@ -95,7 +93,7 @@ def raw(message: pb.SumStep | bytes, **more: Any) -> bytes:
         pb.SumStep(contributors=pb.SumContributors(sites=["a"], vectors=[])),
         pb.SumStep(contributors=pb.SumContributors(sites=["a"], vectors=[b"1234567"])),
         b"\xff\xff",
-        b"\x0a",
+        b"\xa0\x06\x01",  # a field of another version alone
         pb.SumStep(keys=pb.SumKeys(site="a")).SerializeToString() + b"\x0a",
     ],
 )
@@ -118,12 +116,6 @@ def test_other_tensors_are_refused() -> None:
             unpack(data, RosterMessage)
 
 
-def test_a_message_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sum_messages, "MAX_MESSAGE_BYTES", 3)
-    with pytest.raises(CodecError, match="at most 3 bytes"):
-        unpack(sent(SignatureMessage(b"s")), SignatureMessage)
-
-
 @given(st.binary(min_size=1, max_size=200))
 def test_noise_is_read_or_refused(noise: bytes) -> None:
     try:
@@ -133,9 +125,12 @@ def test_noise_is_read_or_refused(noise: bytes) -> None:
     assert isinstance(message, Revealed)
 
 
-def test_the_flags_of_the_most_sites_and_classes_are_one_message() -> None:
+def test_flags_of_most_sites_and_classes_are_one_message_and_more_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     sites = [f"{n:02}".ljust(64, "s") for n in range(MAX_SECURE_SITES)]
     flags = {site: np.full(sum_messages.MAX_ROWS, 2**64 - 1, dtype=np.uint64) for site in sites}
     message = ContributorsMessage(flags, dict.fromkeys(sites, bytes(64)), Opened(dict.fromkeys(sites, bytes(16)), {}))
     found, _ = unpack(codec.encode(pack(message)), ContributorsMessage)
     assert list(found.vectors) == sites
+    monkeypatch.setattr(sum_messages, "MAX_MESSAGE_BYTES", 3)
+    with pytest.raises(CodecError, match="at most 3 bytes"):
+        unpack(sent(SignatureMessage(b"s")), SignatureMessage)

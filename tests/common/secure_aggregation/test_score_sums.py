@@ -26,12 +26,9 @@ def test_the_rows_are_what_a_trainer_may_report_and_follow_from_the_recipe_alone
     assert {"loss", "personal.pm_l", "personal.recall.2", "global.local.accuracy"} <= set(NAMES)
     assert not {"global.accuracy", "global.majority", "personal.recall.3", "personal.auroc"} & set(NAMES)
     assert "personal.auroc" in score_sums.list_scores(ScoreNames(3, {"probabilities"}))
-
-
-def test_recalls_of_too_many_classes_are_in_no_sum() -> None:
-    names = score_sums.list_scores(ScoreNames(MAX_ROWS))
-    assert "personal.accuracy" in names
-    assert not any("recall" in name for name in names)
+    many = score_sums.list_scores(ScoreNames(MAX_ROWS))
+    assert "personal.accuracy" in many
+    assert not any("recall" in name for name in many), "of too many classes"
 
 
 @given(st.lists(st.floats(0, 1), min_size=3, max_size=50))
@@ -43,9 +40,8 @@ def test_an_opened_sum_is_the_mean(values: list[float]) -> None:
 
 def test_sites_whose_scores_have_one_mean_open_to_the_same_numbers() -> None:
     """Of whole numbers with a known sum and sum of squares there are few: three sites' scores were found by trying."""
-    alike, apart = (
-        [{"personal.pm_v": value} for value in values] for values in ((0.5, 0.5, 0.5), (0.25, 0.375, 0.875))
-    )
+    both = (0.5, 0.5, 0.5), (0.25, 0.375, 0.875)
+    alike, apart = ([{"personal.pm_v": value} for value in values] for values in both)
     assert (score_sums.simulate_total(NAMES, alike) == score_sums.simulate_total(NAMES, apart)).all()
 
 
@@ -63,17 +59,11 @@ def test_a_score_of_fewer_than_three_sites_is_not_aggregated() -> None:
 
 
 @pytest.mark.parametrize(("value", "sign"), [(math.nan, 1), (math.inf, 1), (-math.inf, -1), (65537.0, 1), (-1e300, -1)])
-def test_a_score_that_no_sum_can_take_counts_as_the_largest_so_that_nobody_sees_who_has_it(
-    value: float, sign: int
-) -> None:
+def test_a_score_that_no_sum_can_take_counts_as_the_largest_and_nobody_sees_whose(value: float, sign: int) -> None:
     most = score_sums.LARGEST
     found = spreads_of({"loss": value}, {"loss": most}, {"loss": 0.0}, {"loss": -most})
     assert found["loss"] == Spread(sign * most / 4, None, None, 4)
-
-
-def test_of_fifty_of_the_largest_nothing_overflows() -> None:
-    most = score_sums.LARGEST
-    assert spreads_of(*[{"loss": most}] * 50)["loss"] == Spread(most, None, None, 50)
+    assert spreads_of(*[{"loss": most}] * 50)["loss"] == Spread(most, None, None, 50), "nothing overflows"
 
 
 def test_a_score_in_whose_place_a_site_gave_a_random_number_is_none_of_the_round_and_others_are() -> None:

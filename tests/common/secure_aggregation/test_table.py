@@ -54,12 +54,9 @@ def test_its_messages_exist(column: int) -> None:
     assert [name for name in named if not is_in(name, messages, keys, masking)] == []
 
 
-def test_its_functions_of_the_site_exist() -> None:
+def test_its_functions_exist() -> None:
     assert names(2)
     assert [name for name in names(2) if not is_in(name, session)] == []
-
-
-def test_its_functions_of_the_server_exist() -> None:
     named = names(4)
     assert len(named) > 5
     for name in named:

@@ -9,14 +9,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 from structlog.testing import capture_logs
 
 from protofed.common.errors import StateError
 from protofed.common.storage import files
-from protofed.common.storage.files import LOCK_WAIT_S, Lock
+from protofed.common.storage.files import LOCK_WAIT_S, Lock, find_network_type, network_type
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -28,17 +28,12 @@ def test_a_file_is_written_and_replaced_and_nothing_else_is_left(tmp_path: Path)
     files.write(tmp_path / "x", b"new and longer")
     files.write(tmp_path / "empty", b"")
     assert contents(tmp_path) == {"x": b"new and longer", "empty": b""}
-
-
-def test_missing_folders_are_made(tmp_path: Path) -> None:
     files.write(tmp_path / "a" / "b" / "x", b"1")
     assert contents(tmp_path / "a" / "b") == {"x": b"1"}
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_write_that_fails_leaves_the_old_file_and_no_temporary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -63,9 +58,7 @@ def test_a_process_that_dies_while_it_writes_leaves_the_old_file(tmp_path: Path)
     assert contents(tmp_path) == {"x": b"old"}
 
 
-def test_the_order_is_write_then_fsync_then_rename_then_fsync_of_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_order_is_write_fsync_rename_fsync_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     fsync, replace = os.fsync, os.replace
 
@@ -85,19 +78,15 @@ def test_the_order_is_write_then_fsync_then_rename_then_fsync_of_the_folder(
 
 def test_a_folder_that_cannot_be_had_is_a_state_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"kept")
-    with pytest.raises(StateError, match="cannot write"):
-        files.write(tmp_path / "file" / "x", b"new")
-    with pytest.raises(StateError, match="cannot write"):
-        files.write(tmp_path / "file" / "deeper" / "x", b"new")
-    assert contents(tmp_path) == {"file": b"kept"}
-
-
-def test_a_file_does_not_replace_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "x").mkdir()
-    with pytest.raises(StateError):
-        files.write(tmp_path / "x", b"new")
-    assert (tmp_path / "x").is_dir()
-    assert len(list(tmp_path.iterdir())) == 1
+    (tmp_path / "folder").mkdir()
+    for place in ("file/x", "file/deeper/x", "folder"):
+        with pytest.raises(StateError, match="cannot write"):
+            files.write(tmp_path / place, b"new")
+    for take in (Lock, files.make_private):
+        with pytest.raises(StateError, match="expected a folder that can be written"):
+            take(tmp_path / "file" / "below")
+    assert (tmp_path / "file").read_bytes() == b"kept"
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["file", "folder"]
 
 
 def test_sweeping_takes_temporaries_and_nothing_else(tmp_path: Path) -> None:
@@ -106,17 +95,6 @@ def test_sweeping_takes_temporaries_and_nothing_else(tmp_path: Path) -> None:
     assert files.sweep([tmp_path, tmp_path / "missing"]) == 2
     assert sorted(contents(tmp_path)) == [".hidden", ".tmp-mine", "x", "x.tmp-1"]
     assert files.sweep([tmp_path]) == 0
-
-
-# Lock
-
-
-def test_a_second_handle_is_refused_until_the_first_is_released(tmp_path: Path) -> None:
-    lock = Lock(tmp_path / "state")
-    with pytest.raises(StateError, match="in use by another process"):
-        Lock(tmp_path / "state")
-    lock.release()
-    Lock(tmp_path / "state").release()
 
 
 def look(folder: Path) -> int:
@@ -156,7 +134,9 @@ def test_a_lock_that_is_kept_is_refused_soon_and_at_once_for_whoever_does_not_wa
     with pytest.raises(StateError, match="in use by another process"):
         Lock(tmp_path, 0, clock=lambda: sum(slept), sleep=slept.append)
     assert slept == []
+    Lock(tmp_path / "other").release()
     lock.release()
+    Lock(tmp_path).release()
 
 
 def test_a_disk_without_locks_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,12 +153,6 @@ def test_a_disk_without_locks_is_refused_at_once(tmp_path: Path, monkeypatch: py
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_folders_are_locked_one_by_one(tmp_path: Path) -> None:
-    locks = [Lock(tmp_path / "a"), Lock(tmp_path / "b")]
-    for lock in locks:
-        lock.release()
-
-
 def test_another_process_is_refused(tmp_path: Path) -> None:
     lock = Lock(tmp_path)
     taking = (
@@ -190,17 +164,6 @@ def test_another_process_is_refused(tmp_path: Path) -> None:
     assert "in use by another process" in refused.stderr
     assert subprocess.run([sys.executable, "-c", taking, tmp_path], check=False).returncode == 0
     Lock(tmp_path).release()  # the process that had it is gone
-
-
-def test_a_lock_where_no_folder_can_be_is_a_state_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(StateError, match="expected a folder that can be written"):
-        Lock(tmp_path / "file")
-    with pytest.raises(StateError, match="expected a folder that can be written"):
-        Lock(tmp_path / "file" / "below")
-
-
-# Whose files they are
 
 
 @pytest.fixture
@@ -223,29 +186,22 @@ def test_a_file_is_its_owners_alone_unless_it_is_made_to_be_shown(tmp_path: Path
     assert mode(tmp_path / "shown") == 0o644
 
 
+@pytest.mark.parametrize("before", [0o755, 0o750, 0o701])
 @pytest.mark.usefixtures("open_umask")
-def test_a_new_state_folder_is_private_without_a_word(tmp_path: Path) -> None:
-    with capture_logs() as logs:
-        files.make_private(tmp_path / "a" / "state")
-        files.make_private(tmp_path / "a" / "state")
-    assert mode(tmp_path / "a" / "state") == 0o700
-    assert logs == []
-
-
-@pytest.mark.parametrize("before", [0o755, 0o750, 0o777, 0o701])
 def test_an_existing_state_folder_is_closed_to_others_and_told_once(tmp_path: Path, before: int) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state").chmod(before)
     with capture_logs() as logs:
+        files.make_private(tmp_path / "new" / "state")
+        assert mode(tmp_path / "new" / "state") == 0o700
+        assert logs == []
         files.make_private(tmp_path / "state")
         files.make_private(tmp_path / "state")
     assert mode(tmp_path / "state") == 0o700
     assert [line["mode"] for line in logs] == [f"{before:04o}"]
 
 
-def test_a_state_folder_of_another_account_is_used_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_folder_of_another_account_is_used_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "state").mkdir(mode=0o755)
     (tmp_path / "state").chmod(0o755)
 
@@ -258,7 +214,37 @@ def test_a_state_folder_of_another_account_is_used_with_a_warning(
     assert [line["why"] for line in logs] == ["Operation not permitted"]
 
 
-def test_a_state_folder_that_cannot_be_is_a_state_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(StateError, match="expected a folder that can be written"):
-        files.make_private(tmp_path / "file" / "below")
+MOUNTS = """\
+proc /proc proc rw 0 0
+/dev/sda1 / ext4 rw,relatime 0 0
+server:/export /mnt/shared nfs4 rw,vers=4.2 0 0
+/dev/sdb1 /mnt/shared/local xfs rw 0 0
+//host/data /mnt/my\\040share cifs rw 0 0
+user@host: /home/ann/remote fuse.sshfs rw 0 0
+store /lustre lustre rw 0 0
+store /mnt/gone nfs rw 0 0
+/dev/sdc1 /mnt/gone ext4 rw 0 0
+"""
+
+
+PLACES = {"/": None, "/var/lib/protofed": None, "/mnt/shared": "nfs4", "/mnt/shared/state": "nfs4"}
+PLACES |= {"/mnt/shared2": None, "/mnt/shared/local/state": None}  # another folder; the longest prefix counts
+PLACES |= {"/mnt/my share/state": "cifs", "/home/ann/remote/x": "fuse.sshfs", "/lustre/x": "lustre"}
+PLACES |= {"/mnt/gone/x": None}  # the later mount covers the earlier one
+
+
+@pytest.mark.parametrize(("path", "expected"), PLACES.items())
+def test_the_file_system_is_that_of_the_nearest_mount(path: str, expected: str | None) -> None:
+    assert network_type(PurePosixPath(path), MOUNTS) == expected
+    assert network_type(PurePosixPath(path), "") is None
+
+
+def test_links_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "here").symlink_to("there")
+    (tmp_path / "mounts").write_text(f"host:/x {tmp_path}/there nfs rw 0 0\n", encoding="utf-8")
+    monkeypatch.setattr("protofed.common.storage.files.MOUNTS", tmp_path / "mounts")
+    assert find_network_type(tmp_path / "here" / "state") == "nfs"
+    assert find_network_type(tmp_path) is None
+    monkeypatch.setattr("protofed.common.storage.files.MOUNTS", tmp_path / "none")
+    assert find_network_type(tmp_path / "here" / "state") is None, "a machine that tells no mounts is trusted"

@@ -101,17 +101,16 @@ TAMPERINGS: list[tuple[Callable[[list[bytes]], list[bytes]], int]] = [
     (lambda found: [*found[:2], found[2].replace(b":", b": ", 1), *found[3:]], 3),  # says the same
     (lambda found: [*found[:2], b'{"seq":3,' + found[2][1:], *found[3:]], 3),  # a key twice
     (lambda found: [*found[:2], b"\n", *found[2:]], 3),
-    (lambda found: [*found[:2], b"[" * 100_000 + b"\n", *found[2:]], 3),
     (lambda found: [*found[:2], b"\xff\x00\n", *found[2:]], 3),
-    (lambda found: [*found[:4], found[4][:-1]], 5),  # half a line, until the journal is opened again
-    (lambda found: [*found[:4], found[4][:-9]], 5),
+    (lambda found: [*found[:2], found[2][:50] + b"\n", *found[3:]], 3),
+    (lambda found: [*found, b"x" * (journal.LONGEST + 1)], 6),  # does not end
 ]
 
 
 @pytest.mark.parametrize(("tamper", "named"), TAMPERINGS)
 def test_the_first_bad_record_is_named(path: Path, tamper: Callable[[list[bytes]], list[bytes]], named: int) -> None:
     path.write_bytes(b"".join(tamper(lines(path))))
-    with pytest.raises(StateError, match=rf"record {named}\b"):
+    with pytest.raises(TamperedError, match=rf"line {named}: record {named}\b"):
         verify(path)
 
 
@@ -175,16 +174,8 @@ class Disk:
 
 
 @pytest.mark.parametrize("room", [0, 1, 100])
-@pytest.mark.parametrize(
-    ("number", "kind"),
-    [
-        (errno.ENOSPC, OutOfSpaceError),
-        (errno.EDQUOT, OutOfSpaceError),
-        (errno.EIO, DiskFailureError),
-        (errno.EROFS, DiskFailureError),
-    ],
-)
-def test_a_write_that_fails_adds_nothing_and_the_same_again_succeeds(
+@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, OutOfSpaceError), (errno.EIO, DiskFailureError)])
+def test_a_write_that_fails_adds_nothing_and_then_succeeds(
     path: Path, room: int, number: int, kind: type[StateError]
 ) -> None:
     kept, before = Journal(path), path.read_bytes()
@@ -243,11 +234,14 @@ def test_a_second_writer_is_noticed(path: Path) -> None:
     assert verify(path) == 6
 
 
-@pytest.mark.parametrize("fact", [float("nan"), float("inf"), b"bytes", {1, 2}])
-def test_what_json_does_not_have_is_refused(path: Path, fact: Any) -> None:
-    kept = Journal(path)
+@pytest.mark.parametrize("fact", [float("nan"), b"bytes", {1, 2}, "x" * journal.LONGEST])
+def test_what_json_does_not_have_is_refused_and_keeps_all_out(path: Path, fact: Any) -> None:
+    kept, before = Journal(path), path.read_bytes()
     with pytest.raises((ValueError, TypeError)):
         kept.append("verdict", fact=fact)
+    with pytest.raises((ValueError, TypeError)):
+        kept.append_all([*three(), ("bad", {"fact": fact})])
+    assert path.read_bytes() == before
     kept.append("verdict")
     assert verify(path) == 6
 
@@ -293,9 +287,6 @@ def test_a_file_that_cannot_be_had_is_an_error_of_ours(tmp_path: Path, path: str
         verify(tmp_path / path)
 
 
-# Several lines at a time
-
-
 def three(number: int = 0) -> list[tuple[str, dict[str, Any]]]:
     return [("call", {"number": number + more}) for more in range(3)]
 
@@ -310,12 +301,8 @@ def test_several_lines_share_one_fsync_and_follow_each_other(path: Path, monkeyp
     kept.append_all([])
     assert len(synced) == 2, "nothing to write needs no fsync"
     told = list(records(path))
-    assert [(r.event, r.facts.get("number")) for r in told[5:]] == [
-        ("call", 0),
-        ("call", 1),
-        ("call", 2),
-        ("one more", None),
-    ]
+    expected = [*(("call", number) for number in range(3)), ("one more", None)]
+    assert [(r.event, r.facts.get("number")) for r in told[5:]] == expected
 
 
 @pytest.mark.parametrize("room", [0, 1, 300, 500])
@@ -328,16 +315,6 @@ def test_of_several_lines_that_cannot_all_be_written_none_is(path: Path, room: i
     assert path.read_bytes() == before
     kept.append_all(three())
     assert verify(path) == 8
-
-
-@pytest.mark.parametrize("bad", [{"fact": float("nan")}, {"fact": b"bytes"}, {"fact": "x" * journal.LONGEST}])
-def test_one_line_that_cannot_be_keeps_all_out(path: Path, bad: dict[str, Any]) -> None:
-    kept, before = Journal(path), path.read_bytes()
-    with pytest.raises((ValueError, TypeError)):
-        kept.append_all([*three(), ("bad", bad)])
-    assert path.read_bytes() == before
-    kept.append("verdict")
-    assert verify(path) == 6
 
 
 def test_several_lines_torn_at_any_byte_leave_the_first_ones(path: Path) -> None:
@@ -353,9 +330,6 @@ def test_several_lines_torn_at_any_byte_leave_the_first_ones(path: Path) -> None
         assert [r.event for r in list(records(path))[5:]] == ["call"] * whole + ["torn"] * bool(torn)
 
 
-# What is said of a file that is not as it was written
-
-
 @pytest.mark.parametrize("left", [1, 9, 100])
 def test_half_a_line_at_the_end_is_no_tampering(path: Path, left: int) -> None:
     found = lines(path)
@@ -364,26 +338,6 @@ def test_half_a_line_at_the_end_is_no_tampering(path: Path, left: int) -> None:
     with pytest.raises(HalfLineError, match=rf"line 5: only {left} bytes of record 5: its writer .* was killed"):
         told.extend(records(path))
     assert [record.seq for record in told] == [1, 2, 3, 4], "what is whole is good"
-
-
-def test_a_changed_line_is_named_by_its_place(path: Path) -> None:
-    path.write_bytes(b"".join(edited(lines(path))))
-    with pytest.raises(TamperedError, match="line 3: record 3 is not what was written"):
-        verify(path)
-
-
-def test_half_a_line_in_the_middle_is_tampering(path: Path) -> None:
-    found = lines(path)
-    path.write_bytes(b"".join([*found[:2], found[2][:50] + b"\n", *found[3:]]))
-    with pytest.raises(TamperedError, match="record 3 "):
-        verify(path)
-
-
-def test_a_line_that_does_not_end_is_no_half_one(path: Path) -> None:
-    with path.open("ab") as file:
-        file.write(b"x" * (journal.LONGEST + 1))
-    with pytest.raises(TamperedError, match="record 6 "):
-        verify(path)
 
 
 def test_a_flipped_bit_before_the_last_line_is_found_at_the_start(path: Path) -> None:
