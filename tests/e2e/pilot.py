@@ -169,12 +169,19 @@ class Pilot:
             (self.home(place) / "pilot" / block.file).write_text(block.body, encoding="utf-8")
             self.say(f"at {place}: wrote {block.file}")
         elif block.daemon is None:
+            if _CONFIRM in block.body:  # a daemon without a run hears of the list within seconds
+                wait_for(f"the list of partners at {place}", lambda: self._is_offered(place), 60)
             self.type_(place, self.first + block.body)
         else:
             daemon, command = block.daemon, ("setsid", *self._terminal(place, self.first + block.body))
             self.daemons[place, daemon] = self.net.start(f"{place}-{daemon}", place, *command).pid
             self.say(f"at {place}, in a terminal of its own:\n{block.body.strip()}")
             wait_for(f"the {daemon} at {place}", lambda: self._ready(place, daemon), 600)
+
+    def _is_offered(self, place: str) -> bool:
+        shown = self._terminal(place, f"{self.first}protofed client consortium --state state --json")
+        asked = self.net.run(place, *shown, check=False)
+        return asked.returncode == 0 and json.loads(asked.stdout)["offered"] is not None
 
     def _ready(self, place: str, daemon: str) -> bool:
         ready = self._terminal(place, self.first + READY[daemon])
