@@ -172,12 +172,7 @@ class _Site:
     async def _push(self, task: pb.Task, payload: Payload) -> None:
         data = codec.encode(payload)
         manifest = Manifest(describe(payload), len(data), codec.digest(data))
-        what: dict[str, Any] = {
-            "caller": self._caller,
-            "run": task.run,
-            "round": task.round,
-            "task_id": task.task_id,
-        }
+        what: dict[str, Any] = {"caller": self._caller, "run": task.run, "round": task.round, "task_id": task.task_id}
         announced = pb.UploadManifest(
             **what,
             base_digest=task.base_digest,

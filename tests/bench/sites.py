@@ -81,12 +81,7 @@ class Case:
                 "input": {"shape": [1, 8, 8]},
                 "method": {"name": "fedavg"},
                 "model": {"name": "mlp"},
-                "federation": {
-                    "min_sites": self.cohort,
-                    "participation": self.share,
-                    "quorum": 1.0,
-                    "score_every": 0,
-                },
+                "federation": {"min_sites": self.cohort, "participation": self.share, "quorum": 1.0, "score_every": 0},
             }
         )
 

@@ -33,11 +33,7 @@ OWN = {
 
 @pytest.fixture
 def recipe(recipe_of: Callable[..., Recipe]) -> Recipe:
-    data = {
-        "source": "digits",
-        "local_test_fraction": 0.2,
-        "partition": {"kind": "dirichlet", "sites": 3, "beta": 0.5},
-    }
+    data = {"source": "digits", "local_test_fraction": 0.2, "partition": {"kind": "dirichlet", "sites": 3, "beta": 0.5}}
     # No test waits for so long: a scoring that waits for scores that never come fails by its time.
     return recipe_of(
         "fednh",

@@ -336,8 +336,7 @@ def test_row_65_and_66_a_header_that_lies_is_invalid(site: RawClient, data: byte
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"shape": [0, 1 << 40]}, {"shape": [1 << 40]}, {"name": "../../x"}, {"name": "w\0"}, {"name": ""}],
+    "change", [{"shape": [0, 1 << 40]}, {"shape": [1 << 40]}, {"name": "../../x"}, {"name": "w\0"}, {"name": ""}]
 )
 def test_row_66_a_tensor_that_cannot_be_cannot_be_announced(site: RawClient, change: dict[str, Any]) -> None:
     known: dict[str, Any] = {"part": pb.PART_BODY, "name": "w", "dtype": "float32", "shape": [2, 3]}

@@ -182,10 +182,7 @@ def test_row_89_what_an_order_did_in_the_ledger_alone_is_done(lab: OperatorLab) 
     """The process goes the ledger's way: no round is opened of a run that has ended there, and a new one goes on."""
     journal = Full(0)
     lab.ledger.attach(journal)
-    orders: list[Callable[[], object]] = [
-        lambda: lab.start("three"),
-        lambda: lab.operation.abort("two", ""),
-    ]
+    orders: list[Callable[[], object]] = [lambda: lab.start("three"), lambda: lab.operation.abort("two", "")]
     for order in orders:
         with pytest.raises(OutOfSpaceError):
             order()
