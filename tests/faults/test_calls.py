@@ -187,14 +187,13 @@ def shown(server: Any) -> str:
     return " ".join(captured.get().split())
 
 
-def test_row_73_a_degraded_round_is_called_that(troubled: tuple[Any, dict[str, RawClient]]) -> None:
-    text = shown(troubled[0])
+def test_row_73_degraded_rounds_and_the_site_without_which_none_counts_are_named(
+    troubled: tuple[Any, dict[str, RawClient]],
+) -> None:
+    server, daemons = troubled
+    text = shown(server)
     assert "DEGRADED: 1 round used fewer sites than wanted" in text
     assert "1 1 degraded" in text
-
-
-def test_row_73_the_site_without_which_no_round_counts_is_named(troubled: tuple[Any, dict[str, RawClient]]) -> None:
-    server, daemons = troubled
     wanted = daemons["site-3"]
     beat = pb.HeartbeatRequest(caller=wanted.caller, run=RUN, task_id=wanted.task().task_id)
     beat.activity, beat.failure = pb.ACTIVITY_FAILED, pb.FAILURE_REASON_DATA

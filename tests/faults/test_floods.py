@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.faults.conftest import ProxiedProcesses
+from tests.faults.conftest import MakeRun, ProxiedProcesses
 from tests.support.pki import Authority
 from tests.support.raw_client import MODEL, Code, RawClient, client_state, refused
 from tests.support.tls_server import TlsServer, still_served, tls_server
@@ -34,6 +34,13 @@ MIB = 1 << 20
 HANDSHAKE_S, JOIN_S = 10.0, 5.0
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 Opened = Callable[[], socket.socket]
+
+
+def tls_context(identity: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(identity / "ca.pem"))
+    context.load_cert_chain(identity / "cert.pem", identity / "key.pem")
+    context.set_alpn_protocols(["h2"])
+    return context
 
 
 class Besieged:
@@ -87,11 +94,7 @@ class Besieged:
 
     def context(self) -> ssl.SSLContext:
         """With the site's own certificate."""
-        identity = self.here.identity(Party.SITE, "site-1")
-        context = ssl.create_default_context(cafile=str(identity / "ca.pem"))
-        context.load_cert_chain(identity / "cert.pem", identity / "key.pem")
-        context.set_alpn_protocols(["h2"])
-        return context
+        return tls_context(self.here.identity(Party.SITE, "site-1"))
 
     def descriptors(self) -> int:
         """That the server has open."""
@@ -99,15 +102,13 @@ class Besieged:
 
     def logged(self) -> list[str]:
         """The server's lines so far."""
-        return (self.here.folder / "server.log").read_text(encoding="utf-8").splitlines()
+        return self.here.log("server").splitlines()
 
 
 @pytest.fixture
-def besieged(
-    processes_of: Callable[[Recipe], ProxiedProcesses], quick_recipe: Callable[..., Recipe], room_for_sockets: None
-) -> Iterator[Besieged]:
+def besieged(make_run: MakeRun, room_for_sockets: None) -> Iterator[Besieged]:
     """Its run waits for a second site."""
-    made = Besieged(processes_of(quick_recipe()))
+    made = Besieged(make_run())
     yield made
     assert still_served(made.site)
     made.site.channel.close()
@@ -160,10 +161,7 @@ class Strangers:
     """Whole TLS and HTTP/2 connections with one certificate that is not registered, as many as can be had."""
 
     def __init__(self, server: TlsServer) -> None:
-        folder = server.identity("stranger", Party.SITE)
-        self._context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
-        self._context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-        self._context.set_alpn_protocols(["h2"])
+        self._context = tls_context(server.identity("stranger", Party.SITE))
         host, _, port = server.server.address.rpartition(":")
         self._address, self.lines = (host, int(port)), list[socket.socket]()
 
@@ -314,7 +312,9 @@ def test_work_that_is_asked_for_again_and_again_is_refused_with_the_time_to_wait
         "Enroll": hostile.enroll,
     }
     for name, flood in floods.items():
-        error = first_refusal(flood, 100)
+        with pytest.raises(grpc.RpcError) as raised:
+            [flood() for _ in range(100)]
+        error: Any = raised.value
         assert (name, error.code()) == (name, Code.RESOURCE_EXHAUSTED)
         assert 0.0 < retry_after_s(error.trailing_metadata()) <= LONGEST_S
         for _ in range(5):
@@ -342,16 +342,6 @@ def test_an_update_is_not_examined_again_and_again(frugal: None, crowded: tuple[
     refusals = [refused(hostile.commit, task, upload)[0] for _ in range(100)]  # without its only chunk
     assert set(refusals) == {Code.FAILED_PRECONDITION, Code.RESOURCE_EXHAUSTED}
     assert refusals.count(Code.FAILED_PRECONDITION) == 10_000 // len(data)
-
-
-def first_refusal(flood: Callable[[], object], most: int) -> Any:
-    """Of so many calls, at most."""
-    for _ in range(most):
-        try:
-            flood()
-        except grpc.RpcError as error:
-            return error
-    raise AssertionError(f"{most} times, and never refused")
 
 
 # Row 7

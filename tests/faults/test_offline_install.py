@@ -40,7 +40,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def load_global(wheels: Path, tmp_path: Path) -> tuple[Path, list[str | Path]]:
+def install(wheels: Path, tmp_path: Path) -> tuple[Path, list[str | Path]]:
     """An empty environment, and the command that fills it."""
     lines = [f"{name}=={version} --hash=sha256:{digest}" for (name, version), digest in known(wheels).items()]
     (tmp_path / "requirements.txt").write_text("\n".join(lines), encoding="ascii")
