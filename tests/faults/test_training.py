@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import structlog
 import torch
 from google_crc32c import value as crc32c
 from tests.support.audit_logs import audit
@@ -51,12 +50,6 @@ from protofed.deploy.daemons.signals import stoppable
 ROOT = Path(__file__).parents[2]
 SOLO = {**RUN, "method": {"name": "solo"}, "plan": {**RUN["plan"], "momentum": 0.9, "checkpoint": True}}
 DAY_S = 86_400.0
-
-
-@pytest.fixture(autouse=True)
-def plain_logs(quiet_logs: None) -> None:
-    """Tracebacks without the locals of every frame, which take seconds to print."""
-    structlog.configure(processors=[structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)])
 
 
 def in_folder(folder: Path, recipe: dict[str, Any] = SOLO, **changes: Any) -> AgentHarness:
