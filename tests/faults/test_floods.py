@@ -17,8 +17,9 @@ from typing import Any
 import grpc
 import pytest
 from tests.faults.conftest import MakeRun, ProxiedProcesses
+from tests.support.invariants import resident_bytes
 from tests.support.pki import Authority
-from tests.support.raw_client import MODEL, Code, RawClient, client_state, refused
+from tests.support.raw_client import MODEL, Code, RawClient, refused
 from tests.support.tls_server import TlsServer, still_served, tls_server
 
 from protofed.common import codec
@@ -408,7 +409,7 @@ def test_row_12_of_10000_connections_as_many_are_held_as_there_is_room_for(besie
     """
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 11_000:
         pytest.skip("this process may not open 10,000 connections")
-    idle, before, lines = besieged.descriptors(), client_state(besieged.process.pid), len(besieged.logged())
+    idle, before, lines = besieged.descriptors(), resident_bytes(besieged.process.pid), len(besieged.logged())
     after: list[int] = []
     for _ in range(6):
         with crowd(besieged.silent, 10_000) as strangers:
@@ -421,7 +422,7 @@ def test_row_12_of_10000_connections_as_many_are_held_as_there_is_room_for(besie
         began = time.monotonic()
         besieged.join("site-2").channel.close()
         assert time.monotonic() - began < JOIN_S
-        after.append(client_state(besieged.process.pid))
+        after.append(resident_bytes(besieged.process.pid))
     assert after[0] - before < 256 * MIB
     assert after[-1] - after[0] < after[0] - before  # five times that, were each flood's kept
     # Of 60,000 strangers; the run tells whom it lacks as site-2 comes and goes.
