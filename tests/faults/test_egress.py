@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 from tests.support.audit_logs import audit
 from tests.support.pki import Authority
-from tests.support.recorded_messages import SentMessage, Upload, handing_in, hiding, messages, uploads
+from tests.support.recorded_messages import SentMessage, Upload, handing_in, hiding, messages, of, uploads
 from tests.support.tls_recorder import Recorder
 
 from protofed.client.agent.agent import Agent
@@ -44,7 +44,6 @@ from protofed.testing.live_server import LiveServer
 
 RECORDED, TRAINER = "site-1", frozenset({Role.TRAINER})
 ROUNDS = 2
-M = TypeVar("M")
 Load: TypeAlias = Callable[[Recipe], SiteData]
 POLICY = shipped.folder("policies") / "open.toml"  # the widest that anybody has
 
@@ -71,9 +70,6 @@ class Recording:
     @property
     def uploads(self) -> list[Upload]:
         return uploads(self.said)
-
-    def messages(self, kind: type[M]) -> list[M]:
-        return [one.message for one in self.said if isinstance(one.message, kind)]
 
     @property
     def sent(self) -> list[Any]:
@@ -207,7 +203,7 @@ def test_row_91_only_the_numbers_leave_that_the_policy_names(recording: Recordin
     for upload in recording.uploads:
         assert upload.commit.HasField("weight") is (rules.example_count and upload.manifest.round > 0)
         assert set(upload.commit.metrics) <= {"loss"}
-    reports = recording.messages(pb.ScoresRequest)
+    reports = of(recording.said, pb.ScoresRequest)
     names = {name for report in reports for name in report.scores}
     assert names
     assert {score_family(name) for name in names} <= rules.metrics
@@ -216,7 +212,7 @@ def test_row_91_only_the_numbers_leave_that_the_policy_names(recording: Recordin
 
 
 def test_row_91_of_the_machine_only_those_numbers_leave_that_the_policy_names(recording: Recording) -> None:
-    beats = recording.messages(pb.HeartbeatRequest)
+    beats = of(recording.said, pb.HeartbeatRequest)
     names = {name for beat in beats for name in beat.telemetry}
     assert {"disk_free_bytes", "policy_refusals"} <= names <= Policy.read(POLICY).rules.telemetry
     sent = recording.sent
@@ -229,7 +225,7 @@ def test_row_91_of_the_machine_only_those_numbers_leave_that_the_policy_names(re
 
 def test_row_91_each_task_that_the_server_gave_is_in_the_audit_log(recording: Recording) -> None:
     tasks: list[Any] = [record.facts for record in recording.told if record.event == "task"]
-    announced = recording.messages(pb.UploadManifest)
+    announced = of(recording.said, pb.UploadManifest)
     given = {(task["run"], task.get("round", 0), task["task_id"], task.get("base_digest", "")) for task in tasks}
     assert {(one.run, one.round, one.task_id, one.base_digest) for one in announced} <= given
     assert {task["kind"] for task in tasks} >= {"initialise", "fit"}
@@ -305,6 +301,6 @@ def test_row_91_of_an_error_only_its_kind_leaves(recipe_of: Callable[..., Recipe
     recipe = recipe_of("fedavg", rounds=1, federation={"min_sites": 3, "quorum": 2, "heartbeat_s": 0.1})
     recording = record(recipe, tmp_path, load)
     assert hiding({"name": b"Ann", "path": b"data/"}, recording.said, recording.connections) == set()
-    beats = recording.messages(pb.HeartbeatRequest)
+    beats = of(recording.said, pb.HeartbeatRequest)
     assert {beat.failure for beat in beats} - {pb.FAILURE_REASON_UNSPECIFIED} == {pb.FAILURE_REASON_DATA}
     assert Counter(record.event for record in recording.told)["sent"] == len(recording.said)
