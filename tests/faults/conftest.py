@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -12,7 +13,9 @@ from tests.support.fault_proxy import PASS, Proxy
 from tests.support.invariants import Checked, check
 from tests.support.processes import Process, Processes, undisturbed
 
+from protofed.client.agent.agent import Agent
 from protofed.common.config.recipe import Recipe
+from protofed.common.protocol.messages import Finished
 
 SITES = ("site-1", "site-2")
 
@@ -87,6 +90,15 @@ class ProxiedProcesses(Processes):
         super().end()
         for proxy in self.proxies.values():
             proxy.close()
+
+
+def take_turns(agents: Iterable[Agent], until: Callable[[], bool] = lambda: False, step_s: float = 0.02) -> list[Agent]:
+    """Let sites work in turns until the run has ended for all, or this is so; those for whom it has not."""
+    working, ends = list(agents), time.monotonic() + 100
+    while working and not until():
+        assert time.monotonic() < ends, "the run does not end"
+        working = [agent for agent in working if not isinstance(agent.step(step_s), Finished)]
+    return working
 
 
 MakeRun: TypeAlias = Callable[..., ProxiedProcesses]

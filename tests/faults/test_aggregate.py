@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
+from tests.faults.conftest import take_turns
 from tests.server.conftest import TRAINERS, Died, Fragile, Lab, Later
 from tests.server.conftest import recipe as small
 from tests.support.aggregate_digests import METHODS, first_model, made_up
@@ -27,7 +28,7 @@ from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Payload, Update
-from protofed.common.protocol.messages import Finished, Receipt, Role, Task, TaskKind, Verdict
+from protofed.common.protocol.messages import Receipt, Role, Task, TaskKind, Verdict
 from protofed.deploy.simulation.simulation import Simulation, build_agents, everything, simulation
 from protofed.deploy.simulation.sites import DirectLink
 from protofed.server.operator.run_record import Overview, overview
@@ -162,9 +163,7 @@ def over_grpc(recipe: Recipe, folder: Path) -> Iterator[Ledger]:
     server = LiveServer(recipe, folder / "server")
     try:
         with links(server.address) as connect:
-            working = build_agents(recipe, hostile(connect, recipe, ATTACKS[DETECTED]))
-            while working:
-                working = [agent for agent in working if not isinstance(agent.step(0.02), Finished)]
+            take_turns(build_agents(recipe, hostile(connect, recipe, ATTACKS[DETECTED])))
         yield server.ledger
     finally:
         server.stop()

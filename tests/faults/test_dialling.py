@@ -17,7 +17,9 @@ from typing import Any
 import grpc
 import pytest
 import structlog
+from tests.faults.conftest import take_turns
 from tests.support.audit_logs import MemoryAuditLog
+from tests.support.command_line import called
 from tests.support.connect_proxy import ConnectProxy
 from tests.support.pki import Authority
 from tests.support.policies import standard_with_plain_updates
@@ -31,10 +33,8 @@ from protofed.client.transport.proxy import Proxy
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import DiskFailureError
 from protofed.common.pki.identity import LiveIdentity, Party, fingerprint
-from protofed.common.protocol.messages import Finished
 from protofed.common.storage.journal import Record, records
 from protofed.deploy import shipped
-from protofed.deploy.cli import main
 from protofed.deploy.simulation.simulation import EVALUATOR, build_agents
 
 pytestmark = pytest.mark.timeout(300)
@@ -63,9 +63,8 @@ def client(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Dial:
     def run(server: str, *more: object) -> tuple[int, str]:
         policy, settings = standard_with_plain_updates(tmp_path), shipped.folder("sites") / "digits-trio.toml"
         known = [f"--server={server}", "--site=site-1", f"--policy={policy}", f"--settings={settings}"]
-        with pytest.raises(SystemExit) as ended:
-            main.main(["client", "start", *known, f"--state={tmp_path / 'state'}", *map(str, more)])
-        return int(ended.value.code or 0), capfd.readouterr().err
+        code, _, said = called(capfd, "client", "start", *known, f"--state={tmp_path / 'state'}", *more)
+        return code, said
 
     return run
 
@@ -128,21 +127,11 @@ class Run:
             self._links.append(link)
             return link
 
-        self.agents, self._over = build_agents(recipe, connect), set[int]()
-
-    def turn(self) -> bool:
-        """One step of each that has not ended; whether all have."""
-        for number, agent in enumerate(self.agents):
-            if number not in self._over and isinstance(agent.step(0.02), Finished):
-                self._over.add(number)
-        return len(self._over) == len(self.agents)
+        self.agents = build_agents(recipe, connect)
 
     def go(self, until: Callable[[], bool] = lambda: False) -> None:
         """To the end, or until this is so."""
-        for _ in range(2000):
-            if until() or self.turn():
-                return
-        raise AssertionError("the run does not end")
+        self.agents = take_turns(self.agents, until)
 
     def close(self) -> None:
         for link in self._links:

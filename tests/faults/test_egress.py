@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+from tests.faults.conftest import take_turns
 from tests.support.audit_logs import audit
 from tests.support.pki import Authority
 from tests.support.recorded_messages import SentMessage, Upload, handing_in, hiding, messages, of, uploads
@@ -34,7 +34,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import DataError
 from protofed.common.payload import Array, Part, SiteId
 from protofed.common.pki.identity import LiveIdentity, Party
-from protofed.common.protocol.messages import Finished, Role, score_family
+from protofed.common.protocol.messages import Role, score_family
 from protofed.common.storage import journal
 from protofed.common.storage.journal import Journal
 from protofed.deploy import shipped
@@ -146,16 +146,6 @@ def daemon(data: SiteData, link: GrpcLink, recipe: Recipe, held: ExitStack, load
     model = device_model(recipe, data.device, policy.rules.plugins)
     site = Site(RECORDED, TRAINER, policy, MemoryStore(), load or (lambda _: data), lambda _: model)
     return Agent(site, link, now)
-
-
-def take_turns(agents: Sequence[Agent]) -> None:
-    over: set[int] = set()
-    until = time.monotonic() + 60
-    while len(over) < len(agents):
-        assert time.monotonic() < until, "the run does not end"
-        for number, agent in enumerate(agents):
-            if number not in over and isinstance(agent.step(0.02), Finished):
-                over.add(number)
 
 
 def secrets(data: SiteData) -> dict[str, bytes]:

@@ -21,6 +21,7 @@ from tests.support.invariants import resident_bytes
 from tests.support.pki import Authority
 from tests.support.raw_client import MODEL, Code, RawClient, refused
 from tests.support.tls_server import TlsServer, still_served, tls_server
+from tests.support.waiting import wait_for
 
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
@@ -142,15 +143,6 @@ def closed(line: socket.socket) -> bool:
     except OSError:
         return True
     return True
-
-
-def seconds_until(condition: Callable[[], bool], patience_s: float) -> float:
-    """How long that took."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() < began + patience_s
-        time.sleep(0.05)
-    return time.monotonic() - began
 
 
 # Certificates that are not registered
@@ -276,11 +268,6 @@ def enrols(client: RawClient) -> bool:
     return True
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Until it holds; fails if it does not."""
-    seconds_until(condition, 30.0)
-
-
 # Budgets
 
 
@@ -361,7 +348,7 @@ def test_row_07_whoever_does_not_speak_tls_is_hung_up_on_and_not_logged(besieged
     before = len(besieged.logged())
     with ExitStack() as held:
         lines = {(who, n): held.enter_context(STRANGERS[who](besieged)) for who in STRANGERS for n in range(50)}
-        seconds_until(lambda: all(closed(line) for line in lines.values()), HANDSHAKE_S + 2.0)
+        wait_for(lambda: all(closed(line) for line in lines.values()), HANDSHAKE_S + 2.0)
     plain = RawClient(besieged.here.address, besieged.here.recipe.name, "site-2")
     assert refused(plain.enroll)[0] is Code.UNAVAILABLE
     plain.channel.close()
@@ -396,9 +383,9 @@ def test_row_11_a_site_joins_while_1500_strangers_hold_connections(besieged: Bes
         assert time.monotonic() - began < JOIN_S
         assert still_served(besieged.site)
         strangers = [*silent, *half, *greeting]
-        seconds_until(lambda: all(closed(line) for line in strangers), HANDSHAKE_S + 4.0)
+        wait_for(lambda: all(closed(line) for line in strangers), HANDSHAKE_S + 4.0)
         assert still_served(newcomer)
-    seconds_until(lambda: besieged.descriptors() <= idle + 4, 5.0)
+    wait_for(lambda: besieged.descriptors() <= idle + 4, 5.0)
     newcomer.channel.close()
 
 
@@ -413,12 +400,12 @@ def test_row_12_of_10000_connections_as_many_are_held_as_there_is_room_for(besie
     after: list[int] = []
     for _ in range(6):
         with crowd(besieged.silent, 10_000) as strangers:
-            seconds_until(lambda: sum(map(closed, strangers)) >= 5_000, 5.0)  # those over the cap, at once
+            wait_for(lambda: sum(map(closed, strangers)) >= 5_000, 5.0)  # those over the cap, at once
             assert idle + 900 < besieged.descriptors() <= idle + 4_096  # all of one address
             assert still_served(besieged.site)
-            seconds_until(lambda: all(map(closed, strangers)), HANDSHAKE_S + 5.0)
+            wait_for(lambda: all(map(closed, strangers)), HANDSHAKE_S + 5.0)
             assert still_served(besieged.site)
-        seconds_until(lambda: besieged.descriptors() <= idle + 4, 5.0)
+        wait_for(lambda: besieged.descriptors() <= idle + 4, 5.0)
         began = time.monotonic()
         besieged.join("site-2").channel.close()
         assert time.monotonic() - began < JOIN_S

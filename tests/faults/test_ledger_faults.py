@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from tests.server.conftest import TRAINERS, Lab, recipe
+from tests.support.command_line import called
 from tests.support.operator_lab import OperatorLab
 
 from protofed.common.errors import OutOfSpaceError, StateError
 from protofed.common.protocol.messages import Role
-from protofed.deploy.cli import main
 from protofed.server.rounds.aggregation.aggregation import PAUSE_S
 from protofed.server.storage.blobs import FolderBlobs, MemoryBlobs
 from protofed.server.storage.database import LEDGER_FILE, open_ledger
@@ -83,9 +83,8 @@ def protofed(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]
     """The command line in this process: exit code and standard error."""
 
     def run(*arguments: object) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as ended:
-            main.main([str(argument) for argument in arguments])
-        return int(ended.value.code or 0), capfd.readouterr().err
+        code, _, said = called(capfd, *arguments)
+        return code, said
 
     return run
 

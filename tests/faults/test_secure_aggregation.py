@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.invariants import check
-from tests.support.pki import Authority
-from tests.support.processes import Processes, undisturbed
+from tests.support.processes import Processes, certified, undisturbed
 
 from protofed.client.secure_aggregation.sessions import FOLDER
 from protofed.common import failpoint
@@ -27,16 +26,7 @@ MakeProcesses = Callable[[Recipe], Processes]
 @pytest.fixture
 def hospitals(tmp_path: Path) -> Iterator[MakeProcesses]:
     """A folder for a server and daemons that know each other by certificates; none is left running."""
-    made: list[Processes] = []
-
-    def make(recipe: Recipe) -> Processes:
-        made.append(Processes.of(tmp_path, recipe))
-        made[-1].authority = Authority.make()
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.end()
+    yield from certified(tmp_path)
 
 
 def quick(name: str, *changes: str, **rules: float) -> Recipe:

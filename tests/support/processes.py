@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Self, TypeAlias
 
 from tests.support.pki import Authority
+from tests.support.waiting import wait_for
 from tests.support.warm_processes import WarmProcess
 
 from protofed.common import failpoint
@@ -119,10 +119,7 @@ class Processes:
             self.site(name, f"--partition-index={share}", fails=(fails or {}).get(name, ""))
 
     def wait_for(self, condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-        until = time.monotonic() + patience_s
-        while not condition():
-            assert time.monotonic() < until, self.logs()
-            time.sleep(0.02)
+        wait_for(condition, patience_s, self.logs)
 
     @contextmanager
     def ledger(self) -> Iterator[LedgerReader]:
@@ -226,6 +223,20 @@ class Processes:
 
     def logs(self) -> str:
         return "\n".join(f"== {log.name}\n{log.read_text()[-1500:]}" for log in sorted(self.folder.glob("*.log")))
+
+
+def certified(folder: Path) -> Iterator[Callable[[Recipe], Processes]]:
+    """For a fixture: a folder for processes that know each other by certificates; none is left running."""
+    made: list[Processes] = []
+
+    def make(recipe: Recipe) -> Processes:
+        made.append(Processes.of(folder, recipe))
+        made[-1].authority = Authority.make()
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
 
 
 def undisturbed(recipe: Recipe) -> str:
