@@ -33,7 +33,7 @@ NO_RIGHTS = {
     "NoNewPrivs": "1",
 }
 CONFIG = ("--settings=/config/site.toml", "--policy=/config/policy.toml")
-DAEMON = (*["-m", "protofed.deploy.cli", "client", "start"], *CONFIG)
+DAEMON = ("-m", "protofed.deploy.cli", "client", "start", *CONFIG)
 TRY = f"""
 import os, socket
 for path in ("/x", "/usr/x", "/etc/x", "/tmp/x", "/config/x", "/identity/x", "/dev/x"):
