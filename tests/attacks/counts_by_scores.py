@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 from tests.attacks.outcome import Outcome
 from tests.attacks.policies import policy_of
-from tests.bench.leakage_runs import Case, posed, rounds_of, seeded
-from tests.bench.leakage_sums import sums_of
+from tests.bench.leakage_runs import Case, posed, rounds_of, seeded, sums_of
 
 from protofed.client.models.catalogue import device_model
 from protofed.client.models.split import load

@@ -170,11 +170,7 @@ def public_spread(seen: Seen) -> Scores | None:
     return np.asarray(before - after)
 
 
-BY_CLASS: Mapping[str, Attack] = {
-    "what is sent": presence,
-    "shares sent": shares,
-    "row agreement": row_agreement,
-}
+BY_CLASS: Mapping[str, Attack] = {"what is sent": presence, "shares sent": shares, "row agreement": row_agreement}
 MODEL: Mapping[str, Attack] = {
     "head norms": head_norms,
     "head gradient": head_gradient,

@@ -7,8 +7,7 @@ import tracemalloc
 from collections.abc import Iterator
 
 import numpy as np
-from tests.bench.report import Row
-from tests.bench.timing import seconds
+from tests.bench.report import Row, seconds
 from tests.support.round_contexts import round_context
 
 from protofed.common.payload import Part, Payload, Update

@@ -26,7 +26,7 @@ from unittest import mock
 
 import numpy as np
 import structlog
-from tests.bench.server_process import Server, memory, processor, server
+from tests.bench.server_process import Server, bench_recipe, memory, processor, server
 from tests.support.audit_logs import audit
 
 from protofed.client.policy.policy import Policy
@@ -71,17 +71,8 @@ class Case:
     @property
     def recipe(self) -> Recipe:
         """FedAvg of every site, each round; scored once, at the end."""
-        return Recipe.model_validate(
-            {
-                "name": "echo",
-                "rounds": self.rounds,
-                "classes": CLASSES,
-                "input": {"shape": [1, 8, 8]},
-                "method": {"name": "fedavg"},
-                "model": {"name": "mlp"},
-                "federation": {"min_sites": self.sites, "quorum": 1.0, "score_every": 0, "stall_timeout_s": 600.0},
-            }
-        )
+        rules = {"min_sites": self.sites, "quorum": 1.0, "score_every": 0, "stall_timeout_s": 600.0}
+        return bench_recipe("echo", self.rounds, federation=rules)
 
     def model(self) -> Payload:
         """Random weights of that size, and a place where each site leaves its mark."""

@@ -4,7 +4,7 @@ First, simulations on the digits, attacked with the scores of `attacks`, which k
 are simple ones: what they find is there, and a stronger one may find more. Second, `leakage_means`, features that
 gradients tell of. Third, `leakage_attacks`, by which a server or a site gets at more than it is sent; then, what comes
 out of a secure aggregation of that; `leakage_blind`, what sums tell of sites that a body tells little; last,
-`leakage_questions`, what sums of scores tell, and `leakage_partners`, what they tell with others who are not partners.
+`leakage_questions`, what sums of scores tell, and what sums tell with others who are not partners.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ import structlog
 import torch
 from rich.console import Console
 from rich.table import Table
-from tests.bench import attacks, leakage_attacks, leakage_blind, leakage_means, leakage_partners, leakage_questions
+from tests.bench import attacks, leakage_attacks, leakage_blind, leakage_means, leakage_questions
 from tests.bench.leakage_runs import SCORED, Case, attacked
-from tests.bench.leakage_scores import Found, of_all, strongest, tried
-from tests.bench.leakage_steps import told_to_a_batch
+from tests.bench.leakage_scores import Found, of_all, strongest, told_to_a_batch, tried
 
 from protofed.deploy import shipped
 
@@ -83,32 +82,21 @@ def main() -> None:
     pages = [markdown(COLUMNS, rows), every_attack(outcomes)] if rows else []
     if rows:
         Console(width=170).print(table(COLUMNS, rows, title))
+    further: list[tuple[Sequence[str], Sequence[Sequence[str]], str]] = []
     if arguments.only in leakage_means.CASE.recipe:
-        mean_rows = leakage_means.rows(seeds, arguments.rounds)
-        Console(width=170).print(
-            table(leakage_means.COLUMNS, mean_rows, f"what gradients by class tell; seeds {seeds}")
-        )
-        pages.append(markdown(leakage_means.COLUMNS, mean_rows))
+        told = leakage_means.rows(seeds, arguments.rounds)
+        further += [(leakage_means.COLUMNS, told, f"what gradients by class tell; seeds {seeds}")]
     if arguments.only in ("", ATTACKS):
-        attacked_rows = leakage_attacks.rows()
-        Console(width=170).print(table(leakage_attacks.COLUMNS, attacked_rows, "what attacks recover, by policy"))
-        pages.append(markdown(leakage_attacks.COLUMNS, attacked_rows))
-        aggregated_rows = leakage_attacks.sum_rows()
-        Console(width=170).print(
-            table(leakage_attacks.SUM_COLUMNS, aggregated_rows, "images of three sites, and of a sum")
-        )
-        pages.append(markdown(leakage_attacks.SUM_COLUMNS, aggregated_rows))
-        blind_rows = leakage_blind.rows()
-        Console(width=170).print(table(leakage_blind.COLUMNS, blind_rows, "shares of three sites, of sums over them"))
-        pages.append(markdown(leakage_blind.COLUMNS, blind_rows))
-        asked_rows = leakage_questions.rows()
-        Console(width=170).print(
-            table(leakage_questions.COLUMNS, asked_rows, "test sets of three sites, by sums of scores")
-        )
-        pages.append(markdown(leakage_questions.COLUMNS, asked_rows))
-        partner_rows = leakage_partners.rows()
-        Console(width=170).print(table(leakage_partners.COLUMNS, partner_rows, "who else is in a group"))
-        pages.append(markdown(leakage_partners.COLUMNS, partner_rows))
+        further += [
+            (leakage_attacks.COLUMNS, leakage_attacks.rows(), "what attacks recover, by policy"),
+            (leakage_attacks.SUM_COLUMNS, leakage_attacks.sum_rows(), "images of three sites, and of a sum"),
+            (leakage_blind.COLUMNS, leakage_blind.rows(), "shares of three sites, of sums over them"),
+            (leakage_questions.COLUMNS, leakage_questions.rows(), "test sets of three sites, by sums of scores"),
+            (leakage_questions.PARTNER_COLUMNS, leakage_questions.partner_rows(), "who else is in a group"),
+        ]
+    for columns, own, about in further:
+        Console(width=170).print(table(columns, own, about))
+        pages.append(markdown(columns, own))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text("\n".join(pages), encoding="utf-8")
 

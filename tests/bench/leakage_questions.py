@@ -1,4 +1,6 @@
-"""What sums of scores tell of sites' test sets, by models that a server chose: a table of `make leakage`."""
+"""What sums of scores tell of sites' test sets, by models that a server chose; what sums tell with invented or
+colluding partners in a site's group: two tables of `make leakage`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 from tests.attacks.score_questions import QUESTIONS, Rule, Server, Told, ask, recipe, without
+from tests.attacks.sums import Counted
+from tests.support.partners import confirm, identity_of, listed
+
+from protofed.client.secure_aggregation.partners import Partners
+from protofed.common.errors import SecureAggregationError
+from protofed.common.secure_aggregation.keys import KeyAdvert
 
 WITHOUT: dict[str, Sequence[Rule]] = {
     "without rules": [*Rule],
@@ -40,3 +48,35 @@ def _cell(found: Sequence[Told]) -> str:
         return "nothing told"
     exact = np.mean([told.exact for told in found])
     return f"{exact:.1f} of {wrong.shape[1]} exact; missed by {np.nanmean(wrong):.1f} images"
+
+
+SITES = 6
+PARTNER_COLUMNS = ("the others of a group of three", "exact label counts of a site, from one sum")
+
+
+def partner_rows() -> list[list[str]]:
+    """By who is in the group: of how many sites the counts are exact. The sites have no other rules."""
+    counted = Counted.of(SITES, rounds=1)
+    told = {number: f"{counted.less(number).recovered} of {SITES} sites" for number in range(3)}
+    return [
+        ["three confirmed partners", told[0]],
+        ["one of them helps the server", told[1]],
+        ["both of them help the server", told[2]],
+        ["two invented sites, first use", told[2]],
+        ["two invented sites, a list is confirmed", _refusal()],
+    ]
+
+
+def _refusal() -> str:
+    """Why a site that has confirmed its partners takes part in no sum with two others."""
+    with TemporaryDirectory() as place:
+        folders = {site: Path(place) / site for site in ("north", "south", "west")}
+        confirm_at = folders["north"]
+        known = listed(folders)
+        confirm(confirm_at, known)
+        invented = [KeyAdvert(site, bytes(32), b"", b"", (), (), b"") for site in ("aaa", "zzz")]
+        try:
+            Partners(confirm_at).trust(("north", identity_of(confirm_at)), invented, required=True)
+        except SecureAggregationError as error:
+            return f"no sum: the site refuses it ({error.code})"
+    return "they are summed"

@@ -12,6 +12,10 @@ from scipy.stats import rankdata
 from tests.bench.attack_views import Scores, Seen
 from tests.bench.attacks import Attack, mean_over_rounds
 
+from protofed.client.training.progress import sgd_length
+from protofed.common.config.recipe import Plan
+from protofed.common.payload import Part, weights
+
 Counts: TypeAlias = NDArray[np.int64]  # examples by class, [C]
 ROUNDS = {"round 1": slice(0, 1), "all rounds": slice(None)}
 
@@ -131,3 +135,39 @@ def without_means(scores: Scores, groups: Sequence[NDArray[np.bool_]]) -> Scores
     for group in groups:
         known[group] -= known[group].mean()
     return known
+
+
+# How many examples a site has, from how many steps it trained: what parts `steps` and `control` tell besides
+
+MOST = 500  # steps that are tried
+
+
+def steps_told(seen: Seen, plan: Plan, lr: float) -> int | None:
+    """J of one fit; None: nothing that was sent tells it.
+
+    FedNova sends the length of J steps, which grows with J. SCAFFOLD's model has moved by this length, in learning
+    rates, times what is sent beside it.
+    """
+    if Part.STEPS in seen.sent:
+        return _steps_of(float(seen.sent[Part.STEPS]["steps"]), plan)
+    if Part.CONTROL not in seen.sent:
+        return None
+    before, after, control = weights(seen.received), weights(seen.sent), seen.sent[Part.CONTROL]
+    moved = np.concatenate([(before[path] - after[path]).ravel() for path in sorted(control)]).astype(np.float64)
+    by = np.concatenate([control[path].ravel() for path in sorted(control)]).astype(np.float64)
+    return _steps_of(float(moved @ by / (by @ by)) / lr, plan)
+
+
+def _steps_of(length: float, plan: Plan) -> int:
+    """The number of steps whose length is nearest."""
+    lengths = [abs(sgd_length(steps, plan.momentum) - length) for steps in range(1, MOST)]
+    return 1 + int(np.argmin(lengths))
+
+
+def told_to_a_batch(victims: Sequence[Victim], plan: Plan) -> tuple[int, int] | None:
+    """Of how many sites, of all, the number of examples is known to within a batch; None: nothing tells it."""
+    told = [(steps_told(victim.seen[0], plan, plan.lr), int(victim.counts.sum())) for victim in victims]
+    known = [(round(steps / plan.epochs), examples) for steps, examples in told if steps is not None]
+    # An epoch has as many steps as batches, the last one of which may have a single example.
+    right = [(batches - 1) * plan.batch_size < n <= batches * plan.batch_size for batches, n in known]
+    return (sum(right), len(told)) if known else None

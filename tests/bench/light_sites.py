@@ -1,7 +1,7 @@
 """Sites that are a coroutine each: they call as a daemon does, train nothing and keep nothing. Thousands fit a process.
 
-Each has a connection of its own. `beat_s` and `held` say how a daemon calls while it has nothing to do: since 0.3.0 its
-calls wait at the server, and say by that that it is there; one of 0.2.0 asked every 5 s and sent heartbeats besides.
+Each has a connection of its own. While a daemon has nothing to do, its calls wait at the server, which tells by that
+that it is there.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ class Crowd:
 
     Attributes:
         credentials: CA, key and each site's certificate in PEM, by name; empty: plain text.
-        held: ask the server to hold Enroll; else poll every 5 s.
         beat_s: between two heartbeats of a site that has no task; infinite: it sends none.
         connecting: sites that connect at a time.
     """
@@ -67,7 +66,6 @@ class Crowd:
     address: str
     names: tuple[str, ...]
     credentials: tuple[bytes, bytes, dict[str, bytes]] | None
-    held: bool
     beat_s: float
     connecting: int = 20
 
@@ -80,13 +78,10 @@ class Counts:
     def __init__(self, shared: Any) -> None:
         self._shared = shared
 
-    def first(self, times: int) -> bool:
-        """Whether fewer calls than so many have failed."""
-        return bool(self._shared[self.FAILED] <= times)
-
-    def add(self, which: int, amount: int = 1) -> None:
-        """Count up."""
+    def add(self, which: int, amount: int = 1) -> int:
+        """Count up; to what."""
         self._shared[which] += amount
+        return int(self._shared[which])
 
 
 def run(crowd: Crowd, shared: Any) -> None:
@@ -119,12 +114,10 @@ class _Site:
         self._counts.add(Counts.THERE)
         beats = asyncio.create_task(self._beat())
         while True:
-            answer = await self._call("Enroll", self._enrolment(WAIT_S if self._crowd.held else 0.0))
+            answer = await self._call("Enroll", self._enrolment(WAIT_S))
             if answer.WhichOneof("answer") == "assignment":
                 self._run = answer.assignment.run
                 await self._work()
-            elif not self._crowd.held:
-                await asyncio.sleep(5.0)
             assert not beats.done() or beats.exception() is None
 
     async def _work(self) -> None:
@@ -136,7 +129,8 @@ class _Site:
                 case "task":
                     await self._do(answer.task)
                 case "finished":
-                    return self._counts.add(Counts.IN_RUN, -1)
+                    self._counts.add(Counts.IN_RUN, -1)
+                    return
 
     async def _beat(self) -> None:
         if self._crowd.beat_s == math.inf:
@@ -172,12 +166,7 @@ class _Site:
     async def _push(self, task: pb.Task, payload: Payload) -> None:
         data = codec.encode(payload)
         manifest = Manifest(describe(payload), len(data), codec.digest(data))
-        what: dict[str, Any] = {
-            "caller": self._caller,
-            "run": task.run,
-            "round": task.round,
-            "task_id": task.task_id,
-        }
+        what: dict[str, Any] = {"caller": self._caller, "run": task.run, "round": task.round, "task_id": task.task_id}
         announced = pb.UploadManifest(
             **what,
             base_digest=task.base_digest,
@@ -196,11 +185,6 @@ class _Site:
             await self._call("PutChunk", chunk)
         await self._call("CommitUpload", pb.CommitRequest(**what, upload=upload, digest=manifest.digest))
 
-    def _complain(self, name: str, error: grpc.aio.AioRpcError) -> None:
-        """Say why a call failed, the first times."""
-        if self._counts.first(10):
-            print(name, error.code(), error.details(), file=sys.stderr, flush=True)  # noqa: T201
-
     def _enrolment(self, wait_s: float) -> pb.EnrollRequest:
         return pb.EnrollRequest(
             caller=self._caller,
@@ -218,8 +202,8 @@ class _Site:
                 answer: Awaitable[bytes] = method(message.SerializeToString(), timeout=60.0)
                 reply = _REPLIES[name].FromString(await answer)
             except grpc.aio.AioRpcError as error:
-                self._counts.add(Counts.FAILED)
-                self._complain(name, error)
+                if self._counts.add(Counts.FAILED) <= 10:
+                    print(name, error.code(), error.details(), file=sys.stderr, flush=True)  # noqa: T201
                 await asyncio.sleep(random.uniform(0.5, 2.0))  # noqa: S311
             else:
                 self._counts.add(Counts.CALLS)

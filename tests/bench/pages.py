@@ -14,13 +14,11 @@ from urllib.request import HTTPCookieProcessor, OpenerDirector, build_opener
 
 from playwright.sync_api import Page, sync_playwright
 from sqlalchemy import create_engine
-from tests.bench.report import Row
-from tests.bench.server_process import OPERATOR, Server, server
-from tests.bench.timing import seconds
+from tests.bench.report import Row, seconds
+from tests.bench.server_process import OPERATOR, Server, bench_recipe, server
 from tests.support.long_run import fill
 from tests.support.page_server import served
 
-from protofed.common.config.recipe import Recipe
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.pages.coordinator.console import console
 
@@ -43,7 +41,8 @@ def rows() -> Iterator[Row]:
     """One for each page: in Chromium, beside the bare answers of the same page."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        running = stack.enter_context(server(recipe(), folder, ["site-01"]))
+        waiting = bench_recipe(RUN, ROUNDS + 1, federation={"min_sites": SITES + 1})  # the ledger says what it has done
+        running = stack.enter_context(server(waiting, folder, ["site-01"]))
         lengthen(running)
         operator = stack.enter_context(Operator(running.address, folder / "identities" / OPERATOR))
         identity = folder / "identities" / OPERATOR
@@ -66,20 +65,6 @@ def rows() -> Iterator[Row]:
                 at_most=GOAL_S,
                 note="" if page else "no chromium: apt-get install chromium",
             )
-
-
-def recipe() -> Recipe:
-    """A run that waits for sites: the ledger alone says what it has done."""
-    table = {
-        "name": RUN,
-        "classes": 10,
-        "rounds": ROUNDS + 1,
-        "input": {"shape": [1, 8, 8]},
-        "method": {"name": "fedavg"},
-        "model": {"name": "digits-cnn"},
-        "federation": {"min_sites": SITES + 1},
-    }
-    return Recipe.model_validate(table)
 
 
 def lengthen(running: Server) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,13 @@ class Row:
             return None
         least, most = self.at_least, self.at_most
         return (most is None or self.compared <= most) and (least is None or self.compared >= least)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long it takes, on the clock."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
 def table(rows: Iterable[Row], title: str, earlier: Mapping[str, Row] | None = None) -> Table:

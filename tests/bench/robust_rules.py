@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import get_args
 
 import numpy as np
-from tests.bench.report import Row
-from tests.bench.timing import seconds
+from tests.bench.report import Row, seconds
 from tests.support.round_contexts import round_context
 
 from protofed.common import codec

@@ -19,8 +19,8 @@ from typing import TypeAlias
 
 import structlog
 import torch
-from rich.console import Console
-from tests.bench.report import Row, table
+from tests.bench.report import Row
+from tests.bench.server_process import bench_recipe
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -60,22 +60,14 @@ class Case:
     @property
     def recipe(self) -> Recipe:
         """Without an end: it is measured as it goes."""
-        return Recipe.model_validate(
-            {
-                "name": "bench",
-                "rounds": 1_000_000,
-                "classes": CLASSES,
-                "input": {"shape": self.shape},
-                "method": {"name": "fedavg"},
-                "model": {"name": self.model},
-                "plan": {"epochs": 1, "batch_size": 32, "lr": 0.01, "momentum": 0.9},
-                "federation": {
-                    "min_sites": SITES,
-                    "participation": COHORT / SITES,
-                    "quorum": 1.0,
-                    "score_personal_every": int(self.own),
-                },
-            }
+        rules = {"min_sites": SITES, "participation": COHORT / SITES, "quorum": 1.0}
+        return bench_recipe(
+            "bench",
+            1_000_000,
+            self.model,
+            input={"shape": self.shape},
+            plan={"epochs": 1, "batch_size": 32, "lr": 0.01, "momentum": 0.9},
+            federation={**rules, "score_personal_every": int(self.own)},
         )
 
     def sites(self) -> list[SiteData]:
@@ -291,14 +283,3 @@ def _score(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, Ten
         answers = torch.cat([model(some).argmax(1) for some in torch.split(images, 512)])
     right = labels[answers == labels].bincount(minlength=CLASSES)
     return float(right.sum() / len(labels)), right / labels.bincount(minlength=CLASSES)
-
-
-def main() -> None:
-    """Print the table."""
-    Console(width=160).print(
-        table(rows(), f"medians of {REPETITIONS}, one thread a process, torch {torch.__version__}")
-    )
-
-
-if __name__ == "__main__":
-    main()

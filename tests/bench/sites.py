@@ -2,7 +2,7 @@
 
 `python -m tests.bench.sites --sites 10000 [--plaintext]` measures, with mTLS unless told otherwise: the server's memory
 and processor time for each site that waits while no run is queued, and while a run is paused; then rounds of 1 % of
-them. `--old` has the sites call as daemons of 0.2.0 do: they poll, and send heartbeats while they wait.
+them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ import structlog
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from tests.bench import light_sites
-from tests.bench.light_sites import CLASSES, Counts, Crowd
+from tests.bench.light_sites import Counts, Crowd
 from tests.bench.report import Row
-from tests.bench.server_process import memory, process, processor, written
+from tests.bench.server_process import bench_recipe, memory, process, processor, written
 from tests.support.pki import Authority
 
 from protofed.common.address import NO_TLS
@@ -44,7 +44,6 @@ from protofed.server.storage.rows import CertificateRow
 
 PROCESSES = 4  # of sites
 ROWS_SITES = 1000  # of `make bench`
-OLD_BEAT_S = 5.0  # a recipe's default `heartbeat_s`
 MAX_S = 600.0  # for anything that is waited for
 
 
@@ -60,7 +59,6 @@ class Case:
 
     sites: int
     plaintext: bool = False
-    old: bool = False
     idle_s: float = 40.0
     rounds: int = 5
     share: float = 0.01
@@ -74,22 +72,8 @@ class Case:
     @property
     def recipe(self) -> Recipe:
         """FedAvg of a share of the sites; never scored but at the end, by nobody."""
-        return Recipe.model_validate(
-            {
-                "name": "crowd",
-                "rounds": self.rounds,
-                "classes": CLASSES,
-                "input": {"shape": [1, 8, 8]},
-                "method": {"name": "fedavg"},
-                "model": {"name": "mlp"},
-                "federation": {
-                    "min_sites": self.cohort,
-                    "participation": self.share,
-                    "quorum": 1.0,
-                    "score_every": 0,
-                },
-            }
-        )
+        rules = {"min_sites": self.cohort, "participation": self.share, "quorum": 1.0, "score_every": 0}
+        return bench_recipe("crowd", self.rounds, federation=rules)
 
 
 def names(sites: int) -> tuple[str, ...]:
@@ -208,9 +192,7 @@ def crowds(case: Case, address: str, identities: Identities | None) -> Iterator[
             credentials = authority, key, {name: all_of_them[name] for name in own}
         from protofed.client.agent import heartbeat  # after the server was started: it imports torch
 
-        idle_s = heartbeat.IDLE_S if case.telemetry else math.inf
-        beat_s = OLD_BEAT_S if case.old else idle_s
-        crowd = Crowd(address, own, credentials, not case.old, beat_s)
+        crowd = Crowd(address, own, credentials, heartbeat.IDLE_S if case.telemetry else math.inf)
         processes.append(context.Process(target=light_sites.run, args=(crowd, shared), daemon=True))
         processes[-1].start()
     try:
@@ -223,12 +205,7 @@ def crowds(case: Case, address: str, identities: Identities | None) -> Iterator[
 
 def measure(case: Case, folder: Path) -> dict[str, Any]:
     """One server from its start: empty, with all sites idle, and through its rounds."""
-    found: dict[str, Any] = {
-        "sites": case.sites,
-        "tls": not case.plaintext,
-        "old": case.old,
-        "telemetry": case.telemetry,
-    }
+    found: dict[str, Any] = {"sites": case.sites, "tls": not case.plaintext, "telemetry": case.telemetry}
     identities = None if case.plaintext else Identities(folder / "identities", folder / "state", case.sites)
     with serving(case, folder, identities) as server:
         server.scrape()
@@ -312,13 +289,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sites", type=int, default=1000)
     parser.add_argument("--plaintext", action="store_true")
-    parser.add_argument("--old", action="store_true", help="daemons of 0.2.0")
     parser.add_argument("--idle-s", type=float, default=40.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--telemetry", action="store_true", help="heartbeats bring numbers of the machine")
     given = parser.parse_args()
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # what is printed is the result
-    case = Case(given.sites, given.plaintext, given.old, given.idle_s, given.rounds, telemetry=given.telemetry)
+    case = Case(given.sites, given.plaintext, given.idle_s, given.rounds, telemetry=given.telemetry)
     with tempfile.TemporaryDirectory(prefix="protofed-sites-") as folder:
         print(json.dumps(measure(case, Path(folder)), indent=1))  # noqa: T201
 

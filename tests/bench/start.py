@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.bench.report import Row
-from tests.bench.timing import seconds
+from tests.bench.report import Row, seconds
 
 from protofed.deploy import shipped
 from protofed.deploy.daemons import readyz

@@ -11,8 +11,18 @@ from tests.bench import attacks
 from tests.bench.attack_views import Scores, Seen
 from tests.bench.leakage import COLUMNS, Outcome, cells, every_attack, markdown
 from tests.bench.leakage_runs import Case, attacked
-from tests.bench.leakage_scores import Found, Victim, auc, auc_between, correlation, strongest, tried, without_means
-from tests.bench.leakage_steps import steps_told, told_to_a_batch
+from tests.bench.leakage_scores import (
+    Found,
+    Victim,
+    auc,
+    auc_between,
+    correlation,
+    steps_told,
+    strongest,
+    told_to_a_batch,
+    tried,
+    without_means,
+)
 
 from protofed.client.training.progress import sgd_length
 from protofed.common.config.recipe import Plan
@@ -41,6 +51,12 @@ def seen(
     still = draw(99, len(labels), WIDTH)
     after, before = still if after is None else after, still if before is None else before
     return Seen(CLASSES, sent, received, others, after, before, labels, *(noise or (still, still)))
+
+
+def scored(attack: attacks.Attack, update: Seen) -> Scores:
+    found = attack(update)
+    assert found is not None
+    return found
 
 
 def rows(matrix: Scores, classes: Sequence[int] = range(CLASSES)) -> dict[Part, dict[str, Array]]:
@@ -81,8 +97,7 @@ def test_rows_that_are_sent_and_flags_say_which_classes_there_are() -> None:
     flags = {Part.CLASS_PRESENCE: {"present": HAS.astype(np.float32)}}
     gradients = {Part.CLASS_GRADIENTS: {str(c): draw(c, CLASSES, WIDTH + 1) for c in (0, 1, 2)}}
     for sent in (rows(draw(0, CLASSES, WIDTH), [0, 1, 2]), flags, gradients):
-        found = attacks.presence(seen(sent, {}))
-        assert found is not None
+        found = scored(attacks.presence, seen(sent, {}))
         assert found.tolist() == HAS.tolist()
 
 
@@ -90,33 +105,25 @@ def test_rows_that_agree_with_other_sites_are_of_the_class() -> None:
     real = unit(draw(1, CLASSES, WIDTH))
     sent = np.where(HAS[:, None], real, unit(draw(2, CLASSES, WIDTH)))
     others = [{str(c): row for c, row in enumerate(real + 0.05 * draw(3, CLASSES, WIDTH))}]
-    found = attacks.row_agreement(seen(rows(sent), {}, others))
-    assert found is not None
+    found = scored(attacks.row_agreement, seen(rows(sent), {}, others))
     assert auc(found, HAS) == 1
 
 
 # The model
 
 
-def softmax_head_after_a_step() -> tuple[Payload, Payload]:
+def test_a_step_of_training_writes_the_shares_into_the_bias() -> None:
     """Of zeros, on a batch with the site's shares: the bias goes up by lr * (share - 1 / C)."""
     zeros = {"weight": np.zeros((CLASSES, WIDTH)), "bias": np.zeros(CLASSES)}
     after = {"weight": zeros["weight"], "bias": 0.1 * (SHARES - 1 / CLASSES)}
-    return {Part.HEAD: after}, {Part.HEAD: zeros}
-
-
-def test_a_step_of_training_writes_the_shares_into_the_bias() -> None:
-    sent, received = softmax_head_after_a_step()
-    found = attacks.head_gradient(seen(sent, received))
-    assert found is not None
+    found = scored(attacks.head_gradient, seen({Part.HEAD: after}, {Part.HEAD: zeros}))
     assert correlation(found, SHARES) == pytest.approx(1)
 
 
 def test_a_control_variate_went_down_by_the_frequencies_less_what_was_predicted() -> None:
     received = {Part.CONTROL: {"head.bias": np.full(CLASSES, 0.3)}}
     sent = {Part.CONTROL: {"head.bias": 0.3 + np.full(CLASSES, 1 / CLASSES) - SHARES}}
-    found = attacks.control_gradient(seen(sent, received))
-    assert found is not None
+    found = scored(attacks.control_gradient, seen(sent, received))
     assert correlation(found, SHARES) == pytest.approx(1)
     assert attacks.control_gradient(seen({Part.CONTROL: {}}, {})) is None
 
@@ -152,8 +159,7 @@ def test_a_body_alone_tells_the_shares_through_the_head_that_it_was_trained_for(
     weight, biases = draw.normal(size=(CLASSES, 2 * CLASSES)), np.zeros(2 * CLASSES)
     moved = biases - (np.full(CLASSES, 1 / CLASSES) - SHARES) @ weight  # one step from predictions that are all alike
     received = {Part.HEAD: {"weight": weight}, Part.BODY: {"0.weight": weight.T, "0.bias": biases}}
-    found = attacks.feature_gradient(seen({Part.BODY: {"0.weight": weight.T, "0.bias": moved}}, received))
-    assert found is not None
+    found = scored(attacks.feature_gradient, seen({Part.BODY: {"0.weight": weight.T, "0.bias": moved}}, received))
     assert correlation(found, SHARES) > 0.999
     assert attacks.feature_gradient(seen({Part.BODY: {"0.bias": moved}}, {Part.BODY: received[Part.BODY]})) is None
 
@@ -161,8 +167,7 @@ def test_a_body_alone_tells_the_shares_through_the_head_that_it_was_trained_for(
 def test_a_row_that_stays_where_it_was_is_that_of_a_class_that_no_example_has() -> None:
     weight = draw(1, CLASSES, WIDTH)
     sent = {Part.HEAD: {"weight": weight + HAS[:, None] * draw(2, CLASSES, WIDTH)}}
-    found = attacks.head_movement(seen(sent, {Part.HEAD: {"weight": weight}}))
-    assert found is not None
+    found = scored(attacks.head_movement, seen(sent, {Part.HEAD: {"weight": weight}}))
     assert auc(found, HAS) == 1.0
     assert attacks.head_movement(seen({}, {})) is None
 
@@ -217,8 +222,7 @@ def test_noise_shows_what_a_model_has_learnt_to_say() -> None:
     old = unit(np.eye(CLASSES, WIDTH))
     towards = draw(5, 40, WIDTH) + 4 * SHARES @ old
     update = seen({Part.BODY: {}}, {Part.PROTOTYPES: {"mean": old}}, noise=(towards, draw(5, 40, WIDTH)))
-    found = attacks.noise_prior(update)
-    assert found is not None
+    found = scored(attacks.noise_prior, update)
     assert auc(found, HAS) == 1
 
 
@@ -230,8 +234,7 @@ def test_rows_that_are_what_the_body_makes_of_a_class_are_real() -> None:
     means = unit(draw(1, CLASSES, WIDTH))
     after = means[labels] + 0.05 * draw(2, len(labels), WIDTH)
     sent = np.where(HAS[:, None], means, unit(draw(3, CLASSES, WIDTH)))
-    found = attacks.public_rows(seen(rows(sent), {}, after=after))
-    assert found is not None
+    found = scored(attacks.public_rows, seen(rows(sent), {}, after=after))
     assert auc(found, HAS) == 1
 
 
@@ -242,8 +245,7 @@ def test_a_model_knows_its_own_classes_better_than_before_and_says_them_more_oft
     after = np.where(own, old[labels], 0.5 * old[0] + 0.5 * old[1]) + 0.05 * draw(2, len(labels), WIDTH)
     update = seen({Part.BODY: {}}, {Part.PROTOTYPES: {"mean": old}}, after=after, before=before)
     for attack in (attacks.public_recall, attacks.public_prior, attacks.public_spread):
-        found = attack(update)
-        assert found is not None
+        found = scored(attack, update)
         assert auc(found, HAS) > 0.85, attack.__name__
 
 

@@ -16,6 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from tests.bench.report import Row
+from tests.bench.server_process import bench_recipe
 from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn.functional import cross_entropy, normalize
@@ -29,7 +30,7 @@ from protofed.client.models.split import CosineHead, PrototypeHead, SplitModel, 
 from protofed.client.training.context import FitContext
 from protofed.client.training.dp import DpContext, DpNoise
 from protofed.client.training.loop import Loss, Trained, train
-from protofed.common.config.recipe import DpCost, DpPlan, Plan, Recipe
+from protofed.common.config.recipe import DpCost, DpPlan, Plan
 from protofed.common.payload import Part, Payload, Tensors
 
 CLASSES = 10
@@ -53,17 +54,8 @@ class Case:
     def context(self, method: str = "fedavg", plan: Plan = PLAN) -> FitContext:
         """Random images, and the model as a daemon and a simulation have it."""
         plan = plan.model_copy(update={"batch_size": self.batch})
-        recipe = Recipe.model_validate(
-            {
-                "name": "bench",
-                "rounds": 10,
-                "classes": CLASSES,
-                "input": {"shape": self.shape},
-                "method": {"name": method},
-                "model": {"name": self.model},
-                "plan": plan.model_dump(),
-            }
-        )
+        tables = {"input": {"shape": self.shape}, "method": {"name": method}, "plan": plan.model_dump()}
+        recipe = bench_recipe("bench", 10, self.model, **tables)
         generator = torch.Generator().manual_seed(0)
         images = torch.randint(0, 256, (self.count, *self.shape), dtype=torch.uint8, generator=generator)
         examples = Examples(images, torch.randint(0, CLASSES, (self.count,), generator=generator))

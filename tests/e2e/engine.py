@@ -20,7 +20,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from ipaddress import ip_network
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from tests.e2e import engine_checks as checks
@@ -35,7 +34,7 @@ from tests.e2e.engine_compose import (
     missing,
     often_scraped,
 )
-from tests.e2e.networks import expect, spoken_key, wait_for
+from tests.e2e.networks import expect, interrupted, say, spoken_key, wait_for
 
 from protofed.client.secure_aggregation.partners import OFFERED
 from protofed.common.version import VERSION
@@ -57,13 +56,8 @@ class Story:
     north: Compose
     folder: Path
     policy: Path  # of site-1 to site-4 and the evaluator
-    began: float
     trained: float = 0.0  # seconds of the epoch
     is_up: bool = False
-
-    def say(self, text: str) -> None:
-        sys.stdout.write(f"{time.monotonic() - self.began:6.1f} s  {text}\n")
-        sys.stdout.flush()
 
     def operator(self, *command: str) -> str:
         return self.compose.run("operator", *command)
@@ -98,9 +92,9 @@ def build(story: Story) -> None:
             Compose(PROJECT, story.folder, story.compose.files, settings)("build", service, patience_s=3600)
             name = f"protofed-{'server' if service == 'server' else 'client'}:{VERSION}"
             size = int(docker("image", "inspect", "--format", "{{.Size}}", name))
-            story.say(f"{name} is built: {size / 1e6:.0f} MB")
+            say(f"{name} is built: {size / 1e6:.0f} MB")
     build_prometheus(story.folder)
-    story.say("an image of Debian's Prometheus is built")
+    say("an image of Debian's Prometheus is built")
 
 
 def up(story: Story) -> None:
@@ -109,9 +103,9 @@ def up(story: Story) -> None:
     story.north.make_volumes()
     story.is_up = True
     story.compose("up", "-d", "--no-build", *CLIENTS, "prometheus")
-    story.say("up: certificates were made, the server was ready, the sites were let in")
+    say("up: certificates were made, the server was ready, the sites were let in")
     story.until_healthy(story.compose, "server", *CLIENTS, "prometheus")
-    story.say("server, evaluator, four sites and Prometheus are healthy")
+    say("server, evaluator, four sites and Prometheus are healthy")
     story.trained = time.time()
 
 
@@ -127,7 +121,7 @@ def check_confinement(story: Story) -> None:
     expect(checks.reaches(first, "server", 7443), "site-1 reaches the server")
     for host, port in (("server-metrics", 9464), ("server", 9464), ("site-2", 9464), ("prometheus", 9090)):
         expect(not checks.reaches(first, host, port), f"site-1 does not reach {host}:{port}")
-    story.say("containers: not root, read-only, without capabilities and new privileges; a site reaches gRPC only")
+    say("containers: not root, read-only, without capabilities and new privileges; a site reaches gRPC only")
 
 
 def confirm_partners(story: Story) -> None:
@@ -148,7 +142,7 @@ def confirm_partners(story: Story) -> None:
         container = story.compose.containers()[site]["Id"]
         wait_for(f"the list at {site}", lambda: has_list(container), HEALTHY_S)  # noqa: B023
         docker("exec", container, *confirming)
-    story.say("four sites confirmed one code")
+    say("four sites confirmed one code")
 
 
 def has_list(container: str) -> bool:
@@ -162,15 +156,15 @@ def train(story: Story) -> None:
     story.operator("runs", "start", "/recipes/engine.toml")
     confirm_partners(story)
     story.until_round(2)
-    story.say("round 2 is over; site-2 is killed")
+    say("round 2 is over; site-2 is killed")
     docker("kill", story.compose.containers()["site-2"]["Id"])
     story.compose("rm", "--force", "site-2")  # its volumes stay, and in them its part of a sum that is open
     story.compose("up", "-d", "--no-build", "site-2")
     story.until_healthy(story.compose, "site-2")
-    story.say("site-2's container is made anew, and healthy")
+    say("site-2's container is made anew, and healthy")
     story.until_round(story.shown()["info"]["round"] + 2)
     story.compose("restart", "server")
-    story.say(f"the server is restarted in round {story.shown()['info']['round']}")
+    say(f"the server is restarted in round {story.shown()['info']['round']}")
     join(story)
     wait_for("the run's end", lambda: story.shown()["info"]["ended_at"], RUN_S)
     info = story.shown()["info"]
@@ -182,9 +176,7 @@ def train(story: Story) -> None:
                 one["site"] for one in row["sites"] if one["kind"] == "mask" and one["task_status"] == "reported"
             }
             expect(aggregated == set(SITES), f"round {row['round']} is the sum of the whole group: {aggregated}")
-    story.say(
-        f"the run is completed, each round a sum of all four sites: it waited for site-2, and {NORTH} is in no list"
-    )
+    say(f"the run is completed, each round a sum of all four sites: it waited for site-2, and {NORTH} is in no list")
 
 
 def join(story: Story) -> None:
@@ -201,7 +193,7 @@ def join(story: Story) -> None:
     story.until_healthy(story.north, "client")
     checks.confined(story.north.containers(), {})
     expect(NORTH in story.operator("sites", "list"), "the operator sees north")
-    story.say("a fifth site joined by compose.site.yaml, through the published port")
+    say("a fifth site joined by compose.site.yaml, through the published port")
 
 
 def watch(story: Story) -> None:
@@ -215,7 +207,7 @@ def watch(story: Story) -> None:
     wait_for("the second run's end", lambda: story.shown("narrow")["info"]["ended_at"], RUN_S)
     expect(story.shown("narrow")["info"]["status"] == "failed", "a run that lets in no update fails")
     time.sleep(10)
-    story.say("Prometheus: " + checks.watched(story.compose, story.trained, {"site-5:9464"}))
+    say("Prometheus: " + checks.watched(story.compose, story.trained, {"site-5:9464"}))
 
 
 def load(story: Story) -> None:
@@ -246,7 +238,7 @@ def load(story: Story) -> None:
     rounds = [row for row in story.shown("load")["rounds"] if row["round"]]
     took_part = [{one["site"] for one in row["sites"] if one["kind"] == "fit"} for row in rounds]
     expect(took_part == [before, before], f"all replicas train in each round: {took_part}")
-    story.say(f"{REPLICAS} replicas of one service trained; a new container of one is the same site")
+    say(f"{REPLICAS} replicas of one service trained; a new container of one is the same site")
 
 
 def again(story: Story) -> None:
@@ -261,11 +253,11 @@ def again(story: Story) -> None:
     for name in ("server", *CLIENTS):
         log = docker("logs", containers[name]["Id"])
         expect("Traceback" not in log, f"{name} had no internal error")
-    story.say("the certificates' job again: nothing changed; no secret in `docker inspect` and logs")
+    say("the certificates' job again: nothing changed; no secret in `docker inspect` and logs")
     story.compose("stop")
     codes = {name: story.compose.containers()[name]["State"]["ExitCode"] for name in ("server", *CLIENTS)}
     expect(not any(codes.values()), f"all ended in order: {codes}")
-    story.say("server and clients end in order when they are told to")
+    say("server and clients end in order when they are told to")
 
 
 def down(story: Story) -> None:
@@ -273,9 +265,7 @@ def down(story: Story) -> None:
     story.compose.tried("--profile", "tools", "down", "--volumes", "--remove-orphans", "--timeout", "10")
     kept = story.compose.volumes()
     lost = (KEPT - kept) if story.is_up else set()
-    story.say(
-        f"`down -v` kept {len(kept)} volumes; {', '.join(sorted(lost)) or 'none'} of those with keys were removed"
-    )
+    say(f"`down -v` kept {len(kept)} volumes; {', '.join(sorted(lost)) or 'none'} of those with keys were removed")
     for compose in (story.north, story.compose):
         left = compose.remove()
         expect(not left, f"nothing is left of {compose.project}: {left}")
@@ -316,12 +306,12 @@ def stage(folder: Path) -> Story:
     }
     compose = Compose(PROJECT, folder, (DEPLOY / "compose.yaml", often_scraped(folder)), settings)
     north = Compose(f"{PROJECT}-{NORTH}", folder, (DEPLOY / "compose.site.yaml",), hospital)
-    return Story(compose, north, folder, policy, time.monotonic())
+    return Story(compose, north, folder, policy)
 
 
 def main() -> int:
     """Tell the story; 1 if it went otherwise."""
-    signal.signal(signal.SIGTERM, _interrupted)
+    signal.signal(signal.SIGTERM, interrupted)
     if why := missing():
         sys.stderr.write(f"{why}\n")
         return 1
@@ -336,12 +326,8 @@ def main() -> int:
             with suppress(SystemExit):
                 sys.stderr.write(story.compose.tried("logs", "--no-color", "--tail", "15").stdout[-20000:])
             return 1
-    story.say("done: nothing of it is left but the two images")
+    say("done: nothing of it is left but the two images")
     return 0
-
-
-def _interrupted(_number: int, _frame: FrameType | None) -> None:
-    raise SystemExit("interrupted")
 
 
 if __name__ == "__main__":

@@ -13,13 +13,11 @@ import os
 import signal
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from tests.e2e.networks import Networks, expect, spoken_key, wait_for
+from tests.e2e.networks import Networks, expect, interrupted, say, spoken_key, wait_for
 
 from protofed.client.secure_aggregation.partners import OFFERED
 
@@ -39,11 +37,6 @@ class Story:
 
     net: Networks
     folder: Path
-    began: float
-
-    def say(self, text: str) -> None:
-        sys.stdout.write(f"{time.monotonic() - self.began:6.1f} s  {text}\n")
-        sys.stdout.flush()
 
     def protofed(self, place: str, *command: str | Path) -> str:
         """What a command prints that somebody types there."""
@@ -75,7 +68,7 @@ class Story:
         identity = self.folder / f"{site}-identity"
         bundle = self.certify(site, identity)
         self.operator("certs", "register", bundle)
-        self.say(f"{site}: key made there, certificate signed, installed and registered")
+        say(f"{site}: key made there, certificate signed, installed and registered")
         self.start_daemon(site, site, identity, settings, f"--partition-index={list(SITES).index(site)}")
 
     def evaluate(self) -> None:
@@ -88,18 +81,10 @@ class Story:
 
     def start_daemon(self, place: str, name: str, identity: Path, settings: Path, option: str) -> None:
         """A daemon that ends with the run."""
-        command = (
-            f"--settings={settings}",
-            "--policy=standard",
-            f"--server={NAME}:{PORT}",
-            f"--identity={identity}",
-            f"--site={name}",
-            f"--state={self.folder / name}",
-            option,
-            "--until-finished",
-        )
+        known = (f"--settings={settings}", "--policy=standard", f"--server={NAME}:{PORT}", f"--identity={identity}")
+        command = (*known, f"--site={name}", f"--state={self.folder / name}", option, "--until-finished")
         self.net.start(name, place, *CLI, "client", "start", *command)
-        self.say(f"{name}: daemon started")
+        say(f"{name}: daemon started")
 
     def shown(self) -> Any:
         """The run, as the operator sees it."""
@@ -126,24 +111,16 @@ def start_server(story: Story) -> None:
     server = ("--server-name", "coordinator", "--host", NAME, "--identity", identity)
     operator = ("--operator", "olga", "--operator-identity", story.folder / "operator")
     story.protofed("center", "certs", "init", *story.ca, *server, *operator)
-    story.say("a CA, an operator and a server have their keys and certificates")
+    say("a CA, an operator and a server have their keys and certificates")
     state = story.folder / "server"
-    story.net.start(
-        "server",
-        "center",
-        *CLI,
-        "server",
-        "start",
-        f"--listen={SERVER}:{PORT}",
-        f"--identity={identity}",
-        f"--state={state}",
-    )
+    known = (f"--listen={SERVER}:{PORT}", f"--identity={identity}", f"--state={state}")
+    story.net.start("server", "center", *CLI, "server", "start", *known)
     wait_for("the server", (state / "address").exists)
     proxy = (sys.executable, "-m", "tests.support.connect_proxy", f"{PROXY}:3128", PASSWORD)
     story.net.start("proxy", "proxy", *proxy)
     wait_for("west's proxy", lambda: story.net.reaches("west", PROXY, 3128))
     story.operator("runs", "start", HERE / "hospitals.toml", "--force")  # before any hospital is registered
-    story.say(f"the server listens on {SERVER}:{PORT}, and a run is queued")
+    say(f"the server listens on {SERVER}:{PORT}, and a run is queued")
 
 
 def check_ways(story: Story) -> None:
@@ -156,7 +133,7 @@ def check_ways(story: Story) -> None:
         for near in ("center", "proxy"):
             expect(not any(reaches(near, address, port) for port in TRIED), f"nothing gets into {place}")
     expect(not reaches("north", SITES["south"], PORT), "no hospital reaches another one")
-    story.say("hospitals reach the server or their proxy, and nobody reaches a hospital")
+    say("hospitals reach the server or their proxy, and nobody reaches a hospital")
 
 
 def train(story: Story) -> None:
@@ -173,7 +150,7 @@ def train(story: Story) -> None:
     for name in (*SITES, EVALUATOR):
         code = story.net.end(name, 180)
         expect(code == 0, f"the daemon of {name} ended with {code}")
-    story.say("the run is over, and all daemons have ended")
+    say("the run is over, and all daemons have ended")
 
 
 def confirm_partners(story: Story) -> None:
@@ -189,7 +166,7 @@ def confirm_partners(story: Story) -> None:
         state = story.folder / site
         wait_for(f"the list at {site}", (state / OFFERED).exists)
         story.protofed(site, "client", "consortium", "--confirm", code, "--state", state, "--yes")
-    story.say("the three hospitals confirmed one code")
+    say("the three hospitals confirmed one code")
 
 
 def check_run(story: Story) -> None:
@@ -202,7 +179,7 @@ def check_run(story: Story) -> None:
     for site in SITES:
         tasks = [task["task_status"] for task in fits if task["site"] == site]
         expect(set(tasks) == {"reported"}, f"{site} reported in all rounds: {tasks}")
-        story.say(f"{site} reported in {len(tasks)} of {info['rounds']} rounds")
+        say(f"{site} reported in {len(tasks)} of {info['rounds']} rounds")
     masked = [t["site"] for one in shown["rounds"] for t in one["sites"] if (t["kind"], t["task_status"]) == MASKED]
     expect(
         masked.count("west") == info["rounds"] and len(masked) == len(SITES) * info["rounds"],
@@ -211,7 +188,7 @@ def check_run(story: Story) -> None:
     scores = {one["name"]: one["mean"] for one in shown["scores"]}
     expect(shown["scored_round"] == info["round"], f"the last model has a score, not that of {shown['scored_round']}")
     expect(0 < scores["global.balanced_accuracy"] <= 1, f"the evaluator scored the global model: {scores}")
-    story.say(f"the global model's balanced accuracy: {scores['global.balanced_accuracy']:.3f}")
+    say(f"the global model's balanced accuracy: {scores['global.balanced_accuracy']:.3f}")
     known = {one["name"]: one["roles"] for one in json.loads(story.operator("certs", "list", "--json"))}
     expected = {**{site: ["trainer"] for site in SITES}, EVALUATOR: ["evaluator"], "olga": ["operator"]}
     expect(known == expected, f"the server knows its parties: {known}")
@@ -226,17 +203,17 @@ def check_logs(story: Story) -> None:
     let_through = (story.folder / "proxy.log").read_text(encoding="ascii").splitlines()
     expect(set(let_through) == {f"200 {NAME}:{PORT}"}, f"the proxy let through: {let_through}")
     expect("Traceback" not in story.net.tails(), "nobody had an internal error")
-    story.say("five audit logs verify; west talked through its proxy only")
+    say("five audit logs verify; west talked through its proxy only")
 
 
 def main() -> int:
     """Tell the story; 1 if it went otherwise."""
-    signal.signal(signal.SIGTERM, _interrupted)
+    signal.signal(signal.SIGTERM, interrupted)
     if os.geteuid() != 0:
         sys.stderr.write("network namespaces need root: sudo make e2e\n")
         return 1
     with tempfile.TemporaryDirectory(prefix="protofed-e2e-") as folder, Networks(Path(folder)) as net:
-        story = Story(net, Path(folder), time.monotonic())
+        story = Story(net, Path(folder))
         try:
             lay_cables(story)
             start_server(story)
@@ -244,15 +221,11 @@ def main() -> int:
             train(story)
             check_run(story)
             check_logs(story)
-            story.say("done")
+            say("done")
         except (SystemExit, KeyboardInterrupt) as error:
             sys.stderr.write(f"{error}\n{net.tails()}\n")
             return 1
     return 0
-
-
-def _interrupted(_number: int, _frame: FrameType | None) -> None:
-    raise SystemExit("interrupted")
 
 
 if __name__ == "__main__":

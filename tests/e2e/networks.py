@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 Process: TypeAlias = subprocess.Popen[bytes]
+BEGAN = time.monotonic()
 PREFIX = f"protofed-{os.getpid()}"
 ETC = Path("/etc/netns")  # what a place sees in place of /etc
 REACH = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=3).close()"
@@ -103,6 +104,17 @@ class Networks:
 
     def _inside(self, place: str, *arguments: str) -> None:
         _ip("-n", _full(place), *arguments)
+
+
+def say(text: str) -> None:
+    """What happened, and when."""
+    sys.stdout.write(f"{time.monotonic() - BEGAN:6.1f} s  {text}\n")
+    sys.stdout.flush()
+
+
+def interrupted(_number: int, _frame: object) -> None:
+    """Handles a signal as an end that goes otherwise."""
+    raise SystemExit("interrupted")
 
 
 def spoken_key(said: str) -> str:

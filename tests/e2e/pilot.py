@@ -17,13 +17,11 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.e2e.networks import Networks, expect, wait_for
+from tests.e2e.networks import Networks, expect, interrupted, say, wait_for
 from tests.e2e.pilot_guide import COORDINATOR, REHEARSAL, ROOT, Again, Block, Mail, images_commands, of_hospital, read
 from tests.e2e.tutorials import install
 
@@ -65,17 +63,12 @@ class Pilot:
     net: Networks
     folder: Path
     parts: Sequence[Block | Mail | Again]
-    began: float = field(default_factory=time.monotonic)
     installed: Path = ROOT
     rehearsal_only: bool = False
     first: str = ""
     daemons: dict[tuple[str, str], int] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     code: str = ""
-
-    def say(self, text: str) -> None:
-        sys.stdout.write(f"{time.monotonic() - self.began:6.1f} s  {text}\n")
-        sys.stdout.flush()
 
     def home(self, place: str) -> Path:
         return self.folder / "machines" / place
@@ -101,7 +94,7 @@ class Pilot:
         text = self._telephoned(text)
         done = self.net.run(place, *self._terminal(place, text), check=False)
         shown = "\n".join(f"          {line}" for line in (done.stdout + done.stderr).splitlines()[-60:])
-        self.say(f"at {place}:\n{text.strip()}\n{shown}")
+        say(f"at {place}:\n{text.strip()}\n{shown}")
         expect(done.returncode == 0, f"at {place} this ends with 0, not {done.returncode}: {text}\n{shown}")
         self.keys |= dict(_PRINTED_KEY.findall(done.stdout))
         self.code = next(iter(_PRINTED_CODE.findall(done.stdout)), self.code)
@@ -126,7 +119,7 @@ class Pilot:
             if part.step >= REHEARSAL.stop and not rehearsed:
                 rehearsed = True
                 self.check_run("rehearsal", HOSPITALS)
-                self.say("the rehearsal is over, and has its report")
+                say("the rehearsal is over, and has its report")
                 if self.rehearsal_only:
                     return
             if not isinstance(part, Again):
@@ -160,14 +153,14 @@ class Pilot:
         sender, to = (COORDINATOR if "coordinator" in who else hospital for who in (mail.sender, mail.to))
         for name in mail.files:
             shutil.copy(self.home(sender) / "pilot" / name, self.home(to) / "pilot" / name)
-        self.say(f"by mail from {sender} to {to}: {', '.join(mail.files)}")
+        say(f"by mail from {sender} to {to}: {', '.join(mail.files)}")
 
     def _type(self, block: Block, place: str) -> None:
         if block.ended is not None:
             self.end(place, block.ended)
         if block.file is not None:
             (self.home(place) / "pilot" / block.file).write_text(block.body, encoding="utf-8")
-            self.say(f"at {place}: wrote {block.file}")
+            say(f"at {place}: wrote {block.file}")
         elif block.daemon is None:
             if _CONFIRM in block.body:  # a daemon without a run hears of the list within seconds
                 wait_for(f"the list of partners at {place}", lambda: self._is_offered(place), 60)
@@ -175,7 +168,7 @@ class Pilot:
         else:
             daemon, command = block.daemon, ("setsid", *self._terminal(place, self.first + block.body))
             self.daemons[place, daemon] = self.net.start(f"{place}-{daemon}", place, *command).pid
-            self.say(f"at {place}, in a terminal of its own:\n{block.body.strip()}")
+            say(f"at {place}, in a terminal of its own:\n{block.body.strip()}")
             wait_for(f"the {daemon} at {place}", lambda: self._ready(place, daemon), 600)
 
     def _is_offered(self, place: str) -> bool:
@@ -192,12 +185,7 @@ class Pilot:
         os.killpg(self.daemons.pop((place, daemon)), signal.SIGINT)
         code = self.net.end(f"{place}-{daemon}", 120)
         expect(code == 0, f"the {daemon} at {place} ended in order, not with {code}")
-        self.say(f"at {place}: Ctrl-C in the {daemon}'s terminal")
-
-    def end_all(self) -> None:
-        """Leave nothing running."""
-        for group in self.daemons.values():
-            os.killpg(group, signal.SIGKILL)
+        say(f"at {place}: Ctrl-C in the {daemon}'s terminal")
 
     def check(self) -> None:
         """The runs went as the guide says, and nobody had an internal error."""
@@ -234,7 +222,7 @@ class Pilot:
 
 def main() -> int:
     """Follow the guide; 1 if it is not as it says."""
-    signal.signal(signal.SIGTERM, _interrupted)
+    signal.signal(signal.SIGTERM, interrupted)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheel", action="store_true", help="install the wheel in place of a clone")
     parser.add_argument("--rehearsal", action="store_true", help="end behind the rehearsal's report")
@@ -250,27 +238,17 @@ def main() -> int:
             install(installed, shared=True)
         pilot = Pilot(net, Path(folder), read(), installed=installed, rehearsal_only=given.rehearsal)
         try:
-            with _ended(pilot):
-                pilot.set_up()
-                pilot.follow()
-                pilot.check()
-                pilot.say("done")
+            pilot.set_up()
+            pilot.follow()
+            pilot.check()
+            say("done")
         except (SystemExit, KeyboardInterrupt) as error:
             sys.stderr.write(f"{error}\n{net.tails()}\n")
             return 1
+        finally:
+            for group in pilot.daemons.values():  # nothing is left running
+                os.killpg(group, signal.SIGKILL)
     return 0
-
-
-@contextmanager
-def _ended(pilot: Pilot) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        pilot.end_all()
-
-
-def _interrupted(_number: int, _frame: object) -> None:
-    raise SystemExit("interrupted")
 
 
 if __name__ == "__main__":

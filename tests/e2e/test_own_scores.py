@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.command_line import called
 from tests.support.policies import standard_with_plain_updates
 
 from protofed.client.agent.agent import Agent
@@ -15,7 +16,6 @@ from protofed.client.policy.policy import Policy
 from protofed.client.policy.rules import is_own
 from protofed.client.state.disk_store import DiskStore
 from protofed.common.config.recipe import Recipe
-from protofed.deploy.cli import main
 from protofed.deploy.simulation.simulation import EVALUATOR, build_agents
 from protofed.server.monitoring.collector import CollectorSources, StateCollector
 from protofed.server.operator.run_record import run_record
@@ -33,11 +33,7 @@ OWN = {
 
 @pytest.fixture
 def recipe(recipe_of: Callable[..., Recipe]) -> Recipe:
-    data = {
-        "source": "digits",
-        "local_test_fraction": 0.2,
-        "partition": {"kind": "dirichlet", "sites": 3, "beta": 0.5},
-    }
+    data = {"source": "digits", "local_test_fraction": 0.2, "partition": {"kind": "dirichlet", "sites": 3, "beta": 0.5}}
     # No test waits for so long: a scoring that waits for scores that never come fails by its time.
     return recipe_of(
         "fednh",
@@ -104,11 +100,9 @@ def assert_the_server_has_none(server: Any, recipe: Recipe, folder: Path) -> Non
 
 
 def assert_the_site_has_them(state: Path, recipe: Recipe, capfd: pytest.CaptureFixture[str]) -> None:
-    capfd.readouterr()  # the run's log
-    with pytest.raises(SystemExit) as ended:
-        main.main(["client", "runs", recipe.name, "--state", str(state), "--json"])
-    assert not ended.value.code
-    rounds = json.loads(capfd.readouterr().out)["rounds"]
+    code, out, _ = called(capfd, "client", "runs", recipe.name, "--state", state, "--json")
+    assert code == 0
+    rounds = json.loads(out)["rounds"]
     assert [scored["round"] for scored in rounds] == [1, 2]
     for scored in rounds:
         assert scored["scores"].keys() >= OWN

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.processes import undisturbed
 
 from protofed.client.transport.audit import FILE as AUDIT_FILE
 from protofed.common.config.recipe import Recipe
@@ -18,7 +19,6 @@ from protofed.common.protocol.messages import Role
 from protofed.common.storage.journal import records
 from protofed.deploy.cli import main
 from protofed.deploy.operator.connection import Operator
-from protofed.deploy.simulation.simulation import simulation
 
 pytestmark = pytest.mark.timeout(900)  # half a dozen processes that import PyTorch, on a machine with other work
 SITES = ("evaluator", "site-1", "site-2", "site-3")
@@ -29,13 +29,6 @@ SLOW_PLAN = {"epochs": 4, "batch_size": 4, "lr": 0.01, "momentum": 0.9}
 @pytest.fixture
 def recipe(recipe_of: Callable[..., Recipe]) -> Recipe:
     return recipe_of("fednh", plan=SLOW_PLAN, rounds=2)
-
-
-def simulated(recipe: Recipe) -> str:
-    with simulation(recipe) as running:
-        running.go()
-        assert running.run.published is not None
-        return running.run.published.address
 
 
 def test_daemons_that_come_before_the_server_take_part_and_end_with_it(
@@ -50,7 +43,7 @@ def test_daemons_that_come_before_the_server_take_part_and_end_with_it(
         here.site(name, f"--partition-index={share}")
     here.server()
     assert here.finish(["server", *trainers]) == [0] * 4, here.logs()
-    assert here.final_digest() == simulated(recipe)
+    assert here.final_digest() == undisturbed(recipe)
 
 
 def test_a_daemon_and_the_server_killed_in_training_and_started_again_lose_nothing(
@@ -68,7 +61,7 @@ def test_a_daemon_and_the_server_killed_in_training_and_started_again_lose_nothi
     here.server()
     assert here.finish(["server", *SITES]) == [0] * 5, here.logs()
     assert set(here.task_statuses(number).values()) == {"reported"}
-    assert here.final_digest() == simulated(recipe)
+    assert here.final_digest() == undisturbed(recipe)
 
 
 def test_a_secure_aggregation_is_that_of_a_simulation_though_a_site_and_the_server_are_killed_in_it(
@@ -85,25 +78,7 @@ def test_a_secure_aggregation_is_that_of_a_simulation_though_a_site_and_the_serv
         assert process.returncode == -signal.SIGKILL, here.logs()
         again()
     assert here.finish(["server", *SITES]) == [0] * 5, here.logs()
-    assert here.final_digest() == simulated(here.recipe)
-
-
-@pytest.mark.slow  # tests/faults ends each of them alone, tests/deploy/daemons by the same signal
-def test_sigterm_ends_server_and_daemon_in_order_and_they_go_on_later(
-    processes_of: Callable[..., Any], recipe: Recipe
-) -> None:
-    here = processes_of(recipe)
-    here.server()
-    here.sites()
-    here.wait_until_trains("site-1")
-    for name in ("site-1", "server"):
-        here.running[name].send_signal(signal.SIGTERM)
-        assert here.running[name].wait(15) == 0, here.logs()
-    here.server()
-    here.site("site-1", "--partition-index=0")
-    assert here.finish(["server", *SITES]) == [0] * 5, here.logs()
-    assert here.final_digest() == simulated(recipe)
-    assert "Traceback" not in here.logs()
+    assert here.final_digest() == undisturbed(here.recipe)
 
 
 def test_a_hospital_leaves_in_the_middle_of_its_training_and_nothing_of_it_arrives_until_it_comes_back(

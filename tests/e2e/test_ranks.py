@@ -56,18 +56,8 @@ def start_ranks(here: Processes, name: str, *more: str) -> Process:
     policy = shipped.folder("policies") / "open.toml"
     site = (f"--settings={here.folder / 'site.toml'}", f"--site={name}", f"--server={here.address}")
     own = (f"--policy={policy}", f"--identity={here.identity(Party.SITE, name)}", f"--state={here.folder / name}")
-    command = [
-        *TORCHRUN,
-        "-m",
-        "protofed.deploy.cli",
-        "client",
-        "start",
-        *site,
-        *own,
-        "--device=cpu",
-        "--until-finished",
-        *more,
-    ]
+    start = (*TORCHRUN, *["-m", "protofed.deploy.cli", "client", "start"])
+    command = [*start, *site, *own, "--device=cpu", "--until-finished", *more]
     with (here.folder / f"{name}.log").open("ab") as log:
         here.running[name] = subprocess.Popen(
             command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}

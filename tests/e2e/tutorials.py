@@ -95,13 +95,7 @@ class Walk:
             self.watch_and_kill(command)
             return
         done = subprocess.run(
-            command,
-            shell=True,
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
+            command, shell=True, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
         )
         if done.returncode:
             raise WentWrongError(f"$ {command}\nended with {done.returncode}:\n{done.stdout}{done.stderr}")

@@ -8,38 +8,27 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
+from tests.faults.conftest import take_turns
 from tests.server.conftest import TRAINERS, Died, Fragile, Lab, Later
 from tests.server.conftest import recipe as small
 from tests.support.aggregate_digests import METHODS, first_model, made_up
 from tests.support.operator_lab import OperatorLab
 
-from protofed.client.policy.policy import Released, ReleasedScores
+from protofed.client.policy.policy import Released
 from protofed.client.transport.link import Link
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Payload, Update
-from protofed.common.protocol.messages import (
-    Assignment,
-    Finished,
-    PauseReason,
-    Progress,
-    Receipt,
-    Role,
-    Signal,
-    Task,
-    TaskKind,
-    Verdict,
-    Wait,
-)
+from protofed.common.protocol.messages import Receipt, Role, Task, TaskKind, Verdict
 from protofed.deploy.simulation.simulation import Simulation, build_agents, everything, simulation
 from protofed.deploy.simulation.sites import DirectLink
 from protofed.server.operator.run_record import Overview, overview
@@ -67,49 +56,29 @@ ATTACKS: dict[str, Attack] = {
 DETECTED = "sixty times"
 
 
-@dataclass(frozen=True)
 class Hostile:
     """The link of a site whose update is changed on its way out; all else is `link`'s."""
 
-    link: Link
-    site: str
-    recipe: Recipe
-    attack: Attack
+    def __init__(self, link: Link, recipe: Recipe, attack: Attack) -> None:
+        self._link, self._recipe, self._attack = link, recipe, attack
 
-    def enroll(self, pause_reason: PauseReason = PauseReason.NONE, wait_s: float = 0.0) -> Assignment | Finished:
-        """As the link's."""
-        return self.link.enroll(pause_reason)
-
-    def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:
-        """As the link's."""
-        return self.link.next_task(run, wait_s)
-
-    def fetch(self, task: Task) -> bytes:
-        """As the link's."""
-        return self.link.fetch(task)
-
-    def report(self, task: Task, released: ReleasedScores) -> None:
-        """As the link's."""
-        self.link.report(task, released)
-
-    def beat(self, run: str, progress: Progress) -> Signal:
-        """As the link's."""
-        return self.link.beat(run, progress)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._link, name)
 
     def push(self, task: Task, released: Released) -> Receipt:
         """Hand in something else."""
         if task.base_digest is None:
-            return self.link.push(task, released)
-        base, update = codec.decode(self.fetch(task)), codec.decode(released.data)
+            return self._link.push(task, released)
+        base, update = codec.decode(self._link.fetch(task)), codec.decode(released.data)
         changed: Payload = {
             part: {name: self._changed(base[part][name], array) for name, array in tensors.items()}
             for part, tensors in update.items()
         }
-        made = Update(self.site, changed, released.metrics, released.weight)
-        return self.link.push(task, everything(self.recipe).release(made))
+        made = Update(ATTACKED, changed, released.metrics, released.weight)
+        return self._link.push(task, everything(self._recipe).release(made))
 
     def _changed(self, base: NDArray[np.float32], array: NDArray[np.float32]) -> NDArray[np.float32]:
-        return self.attack(base, array).astype(array.dtype) if array.dtype.kind == "f" else array
+        return self._attack(base, array).astype(array.dtype) if array.dtype.kind == "f" else array
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +112,7 @@ def hostile(
 
     def changed(site: str, roles: frozenset[Role]) -> Link:
         link = connect(site, roles)
-        return link if attack is None or site != ATTACKED else Hostile(link, site, recipe, attack)
+        return link if attack is None or site != ATTACKED else cast("Link", Hostile(link, recipe, attack))
 
     return changed
 
@@ -194,9 +163,7 @@ def over_grpc(recipe: Recipe, folder: Path) -> Iterator[Ledger]:
     server = LiveServer(recipe, folder / "server")
     try:
         with links(server.address) as connect:
-            working = build_agents(recipe, hostile(connect, recipe, ATTACKS[DETECTED]))
-            while working:
-                working = [agent for agent in working if not isinstance(agent.step(0.02), Finished)]
+            take_turns(build_agents(recipe, hostile(connect, recipe, ATTACKS[DETECTED])))
         yield server.ledger
     finally:
         server.stop()
@@ -252,7 +219,7 @@ def test_row_68_where_examples_do_not_count_a_jump_of_their_number_changes_nothi
 
 @pytest.mark.parametrize("claim", [600.0, 9_800.0, 9e15])
 def test_row_68_where_they_count_a_claim_of_any_size_is_capped_and_stays_in_the_ledger(claim: float) -> None:
-    lab = Lab(small(method={"name": "fedavg", "weighting": "examples"}), MemoryBlobs(), Ledger())
+    lab = counting()
     with capture_logs() as logs:
         played_by_hand(lab, {"ann": claim, "bob": 100.0, "cyd": 100.0})
     assert lab.value == np.float32((4 * 1.0 + 2.0 + 3.0) / 6)  # four times the median of 100
@@ -263,8 +230,13 @@ def test_row_68_where_they_count_a_claim_of_any_size_is_capped_and_stays_in_the_
     assert verify_round(lab.ledger, lab.blobs, "test", 1, 1).finding is VerificationResult.SAME
 
 
+def counting() -> Lab:
+    """Where examples count."""
+    return Lab(small(method={"name": "fedavg", "weighting": "examples"}), MemoryBlobs(), Ledger())
+
+
 def test_row_68_a_count_below_the_cap_counts_as_it_is() -> None:
-    lab = Lab(small(method={"name": "fedavg", "weighting": "examples"}), MemoryBlobs(), Ledger())
+    lab = counting()
     with capture_logs() as logs:
         played_by_hand(lab, {"ann": 100.0, "bob": 100.0, "cyd": 400.0})
     assert lab.value == 2.5
@@ -273,7 +245,7 @@ def test_row_68_a_count_below_the_cap_counts_as_it_is() -> None:
 
 @pytest.mark.parametrize("weight", [None, -1.0, 0.0, float("nan"), 2.0**63])
 def test_row_68_where_they_count_one_that_is_none_is_invalid(weight: float | None) -> None:
-    lab = Lab(small(method={"name": "fedavg", "weighting": "examples"}), MemoryBlobs(), Ledger()).begin()
+    lab = counting().begin()
     assert lab.push("ann", lab.model(1.0), weight=weight).verdict is Verdict.REFUSED
     assert [row.code for row in lab.ledger.updates("test", 1)] == [RefusalCode.COUNT]
     assert lab.push("ann", lab.model(1.0), weight=5.0).verdict is Verdict.ACCEPTED

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 from tests.conftest import Mount
+from tests.support.command_line import called
 from tests.support.processes import Processes
 from tests.support.raw_client import MODEL, RawClient, refused
 
@@ -20,7 +21,6 @@ from protofed.client.transport.audit import ClientAudit as SiteAudit
 from protofed.common import codec, failpoint
 from protofed.common.config.recipe import Recipe
 from protofed.common.storage.journal import SEGMENT_BYTES, Journal, Record, records, segments, verify
-from protofed.deploy.cli import main
 from protofed.protos.v1 import federation_pb2 as pb
 
 FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -170,10 +170,8 @@ def verifier(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]
     """`protofed audit verify`: exit code, and all that it says."""
 
     def run(*arguments: object) -> tuple[int, str]:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main.main(["audit", "verify", *map(str, arguments)])
-        return int(ended.value.code or 0), "".join(capfd.readouterr())
+        code, *said = called(capfd, "audit", "verify", *arguments)
+        return code, "".join(said)
 
     return run
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.invariants import check, serves
-from tests.support.processes import Processes
+from tests.support.processes import Processes, undisturbed
 
 from protofed.common.config.recipe import Recipe
 
@@ -64,13 +64,11 @@ class Chaos:
         self.start(name)
 
     def _has_started(self, number: int) -> bool:
-        with self._here.ledger() as ledger:
-            rounds = ledger.rounds(self._here.recipe.name)
-        return bool(rounds) and rounds[-1].round >= number
+        return bool(rounds := self._here.attempts()) and rounds[-1][0] >= number
 
 
 def test_row_83_a_run_survives_kills_of_server_and_daemons_at_random_instants(
-    tmp_path: Path, recipe_of: Callable[..., Recipe], undisturbed: Callable[[Recipe], str]
+    tmp_path: Path, recipe_of: Callable[..., Recipe]
 ) -> None:
     """Whatever was killed, and whenever: every round counts once, and the last model is the quiet run's."""
     recipe = recipe_of(METHOD, plan=PLAN, federation=RULES, rounds=ROUNDS)

@@ -32,14 +32,8 @@ NO_RIGHTS = {
     **dict.fromkeys(("Uid", "Gid"), "\t".join([str(USER)] * 4)),
     "NoNewPrivs": "1",
 }
-DAEMON = (
-    "-m",
-    "protofed.deploy.cli",
-    "client",
-    "start",
-    "--settings=/config/site.toml",
-    "--policy=/config/policy.toml",
-)
+CONFIG = ("--settings=/config/site.toml", "--policy=/config/policy.toml")
+DAEMON = ("-m", "protofed.deploy.cli", "client", "start", *CONFIG)
 TRY = f"""
 import os, socket
 for path in ("/x", "/usr/x", "/etc/x", "/tmp/x", "/config/x", "/identity/x", "/dev/x"):

@@ -17,11 +17,14 @@ from typing import Any
 import grpc
 import pytest
 import structlog
+from tests.faults.conftest import take_turns
 from tests.support.audit_logs import MemoryAuditLog
+from tests.support.command_line import called
 from tests.support.connect_proxy import ConnectProxy
 from tests.support.pki import Authority
 from tests.support.policies import standard_with_plain_updates
-from tests.support.tls_server import TlsServer, still_served, tls_server
+from tests.support.processes import undisturbed
+from tests.support.tls_server import TlsServer, tls_server
 
 from protofed.client.agent.agent import EXCLUDED_PAUSE_S
 from protofed.client.transport.audit import ClientAudit
@@ -30,10 +33,8 @@ from protofed.client.transport.proxy import Proxy
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import DiskFailureError
 from protofed.common.pki.identity import LiveIdentity, Party, fingerprint
-from protofed.common.protocol.messages import Finished
 from protofed.common.storage.journal import Record, records
 from protofed.deploy import shipped
-from protofed.deploy.cli import main
 from protofed.deploy.simulation.simulation import EVALUATOR, build_agents
 
 pytestmark = pytest.mark.timeout(300)
@@ -62,9 +63,8 @@ def client(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Dial:
     def run(server: str, *more: object) -> tuple[int, str]:
         policy, settings = standard_with_plain_updates(tmp_path), shipped.folder("sites") / "digits-trio.toml"
         known = [f"--server={server}", "--site=site-1", f"--policy={policy}", f"--settings={settings}"]
-        with pytest.raises(SystemExit) as ended:
-            main.main(["client", "start", *known, f"--state={tmp_path / 'state'}", *map(str, more)])
-        return int(ended.value.code or 0), capfd.readouterr().err
+        code, _, said = called(capfd, "client", "start", *known, f"--state={tmp_path / 'state'}", *more)
+        return code, said
 
     return run
 
@@ -77,12 +77,12 @@ def listener() -> Iterator[socket.socket]:
         yield made
 
 
-def address_of(listener: socket.socket) -> str:
-    return f"127.0.0.1:{listener.getsockname()[1]}"
-
-
-def check_untouched(listener: socket.socket) -> None:
-    """Nobody has connected."""
+def check_refused(client: Dial, listener: socket.socket, identity: Path, *phrases: str) -> None:
+    """The daemon says why it ends, and has connected to nobody."""
+    code, said = client(f"127.0.0.1:{listener.getsockname()[1]}", f"--identity={identity}")
+    assert code == 78, said
+    for phrase in phrases:
+        assert phrase in said
     with pytest.raises(BlockingIOError):
         listener.accept()
 
@@ -127,21 +127,11 @@ class Run:
             self._links.append(link)
             return link
 
-        self.agents, self._over = build_agents(recipe, connect), set[int]()
-
-    def turn(self) -> bool:
-        """One step of each that has not ended; whether all have."""
-        for number, agent in enumerate(self.agents):
-            if number not in self._over and isinstance(agent.step(0.02), Finished):
-                self._over.add(number)
-        return len(self._over) == len(self.agents)
+        self.agents = build_agents(recipe, connect)
 
     def go(self, until: Callable[[], bool] = lambda: False) -> None:
         """To the end, or until this is so."""
-        for _ in range(2000):
-            if until() or self.turn():
-                return
-        raise AssertionError("the run does not end")
+        self.agents = take_turns(self.agents, until)
 
     def close(self) -> None:
         for link in self._links:
@@ -176,25 +166,13 @@ def final(here: TlsServer, recipe: Recipe) -> str:
 # Rows 1 to 5: who the site is
 
 
-def test_row_01_a_server_lets_nobody_in_without_a_certificate(here: TlsServer) -> None:
-    credentials = grpc.ssl_channel_credentials(here.authority.pem)
-    with grpc.secure_channel(here.server.address, credentials) as channel:
-        check: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
-        with pytest.raises(grpc.RpcError) as refused:
-            check(b"", timeout=5)
-    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert still_served(here.site())
-
-
 def test_row_01_a_client_without_a_certificate_says_so_and_ends(
     client: Dial, listener: socket.socket, tmp_path: Path
 ) -> None:
     (tmp_path / "empty").mkdir()
     began = time.monotonic()
-    code, said = client(address_of(listener), f"--identity={tmp_path / 'empty'}")
-    assert (code, time.monotonic() - began < 30) == (78, True), said
-    assert "certificate missing: " in said
-    check_untouched(listener)
+    check_refused(client, listener, tmp_path / "empty", "certificate missing: ")
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize(("days", "phrase"), [((-3, -1), "has expired"), ((1, 3), "is not yet valid")])
@@ -204,34 +182,21 @@ def test_row_03_a_certificate_out_of_its_time_is_refused_here(
     begins, ends = (datetime.now(UTC) + timedelta(days=day) for day in days)
     authority = Authority.make(begins=datetime.now(UTC) - timedelta(days=9))
     folder = authority.issue(tmp_path / "ann", Party.SITE, "site-1", begins=begins, ends=ends)
-    code, said = client(address_of(listener), f"--identity={folder}")
-    assert code == 78, said
-    for expected in (phrase, f"{begins:%Y-%m-%dT%H:%M:%SZ}", f"{ends:%Y-%m-%dT%H:%M:%SZ}"):
-        assert expected in said
-    check_untouched(listener)
+    check_refused(client, listener, folder, phrase, f"{begins:%Y-%m-%dT%H:%M:%SZ}", f"{ends:%Y-%m-%dT%H:%M:%SZ}")
 
 
-def test_row_05_a_key_that_is_not_the_certificates(client: Dial, listener: socket.socket, tmp_path: Path) -> None:
+def test_row_05_another_key_and_another_sites_identity_are_refused_here(
+    client: Dial, listener: socket.socket, tmp_path: Path
+) -> None:
     authority = Authority.make()
-    folder = authority.issue(tmp_path / "ann", Party.SITE, "site-1")
-    other = authority.issue(tmp_path / "other", Party.SITE, "site-1")
+    folder, other = (authority.issue(tmp_path / name, Party.SITE, name) for name in ("site-1", "site-2"))
+    check_refused(client, listener, other, "is of site 'site-2', and this is site 'site-1'")
     (folder / "key.pem").write_bytes((other / "key.pem").read_bytes())
-    code, said = client(address_of(listener), f"--identity={folder}")
-    assert code == 78, said
-    assert "is not the key of" in said
-    check_untouched(listener)
-
-
-def test_another_sites_identity_is_refused_here(client: Dial, listener: socket.socket, tmp_path: Path) -> None:
-    folder = Authority.make().issue(tmp_path / "bob", Party.SITE, "site-2")
-    code, said = client(address_of(listener), f"--identity={folder}")
-    assert code == 78, said
-    assert "is of site 'site-2', and this is site 'site-1'" in said
-    check_untouched(listener)
+    check_refused(client, listener, folder, "is not the key of")
 
 
 def test_a_site_that_is_not_registered_yet_waits_for_that(
-    here: TlsServer, recipe: Recipe, run: Callable[..., Run], undisturbed: Callable[[Recipe], str]
+    here: TlsServer, recipe: Recipe, run: Callable[..., Run]
 ) -> None:
     sites, pauses = run(unknown=["site-2"]), list[float]()
 
@@ -302,7 +267,7 @@ def test_row_06_a_server_that_is_another_gets_nothing(
 
 
 def test_row_10_the_ca_is_replaced_while_a_run_goes_on(
-    here: TlsServer, recipe: Recipe, run: Callable[..., Run], undisturbed: Callable[[Recipe], str]
+    here: TlsServer, recipe: Recipe, run: Callable[..., Run]
 ) -> None:
     sites, new = run(), Authority.make()
     parties = {**dict.fromkeys(NAMES, Party.SITE), "hub": Party.SERVER}
@@ -344,7 +309,6 @@ def test_row_13_a_name_that_is_unknown_for_a_while(
     here: TlsServer,
     recipe: Recipe,
     run: Callable[..., Run],
-    undisturbed: Callable[[Recipe], str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     began, real, looked = time.monotonic(), socket.getaddrinfo, []
@@ -396,7 +360,6 @@ def test_row_14_a_run_through_a_proxy_that_dies_and_returns(
     recipe: Recipe,
     way: ConnectProxy,
     live_server: Callable[..., Any],
-    undisturbed: Callable[[Recipe], str],
     tmp_path: Path,
 ) -> None:
     def die() -> None:

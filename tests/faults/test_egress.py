@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+from tests.faults.conftest import take_turns
 from tests.support.audit_logs import audit
 from tests.support.pki import Authority
-from tests.support.recorded_messages import SentMessage, Upload, handing_in, hiding, messages, uploads
+from tests.support.recorded_messages import SentMessage, Upload, handing_in, hiding, messages, of, uploads
 from tests.support.tls_recorder import Recorder
 
 from protofed.client.agent.agent import Agent
@@ -34,7 +34,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import DataError
 from protofed.common.payload import Array, Part, SiteId
 from protofed.common.pki.identity import LiveIdentity, Party
-from protofed.common.protocol.messages import Finished, Role, score_family
+from protofed.common.protocol.messages import Role, score_family
 from protofed.common.storage import journal
 from protofed.common.storage.journal import Journal
 from protofed.deploy import shipped
@@ -70,6 +70,11 @@ class Recording:
     @property
     def uploads(self) -> list[Upload]:
         return uploads(self.said)
+
+    @property
+    def sent(self) -> list[Any]:
+        """What the site's audit log tells of its calls."""
+        return [record.facts for record in self.told if record.event == "sent"]
 
 
 @pytest.fixture(scope="module", params=sorted(client_methods))
@@ -143,22 +148,6 @@ def daemon(data: SiteData, link: GrpcLink, recipe: Recipe, held: ExitStack, load
     return Agent(site, link, now)
 
 
-def who(message: Any) -> pb.Caller:
-    """Who says it; every message has that."""
-    assert message.HasField("caller")
-    return pb.Caller.FromString(message.caller.SerializeToString())
-
-
-def take_turns(agents: Sequence[Agent]) -> None:
-    over: set[int] = set()
-    until = time.monotonic() + 60
-    while len(over) < len(agents):
-        assert time.monotonic() < until, "the run does not end"
-        for number, agent in enumerate(agents):
-            if number not in over and isinstance(agent.step(0.02), Finished):
-                over.add(number)
-
-
 def secrets(data: SiteData) -> dict[str, bytes]:
     """A site's images, labels and counts, as bytes that would tell of them."""
     train, counts = data.train, np.bincount(data.train.labels.numpy(), minlength=data.classes)
@@ -186,7 +175,9 @@ def test_row_91_only_known_messages_leave_and_all_of_their_bytes_are_understood(
     assert calls["BeginUpload"] == calls["CommitUpload"] == calls["PutChunk"] == 1 + ROUNDS
     assert calls["ReportScores"] == ROUNDS
     assert calls["Heartbeat"] >= 1
-    assert {who(one.message).site for one in recording.said} == {RECORDED}
+    messages: list[Any] = [one.message for one in recording.said]
+    assert all(message.HasField("caller") for message in messages)
+    assert {message.caller.site for message in messages} == {RECORDED}
 
 
 def test_row_91_only_the_parts_leave_that_the_method_declares(recording: Recording) -> None:
@@ -202,17 +193,19 @@ def test_row_91_only_the_numbers_leave_that_the_policy_names(recording: Recordin
     for upload in recording.uploads:
         assert upload.commit.HasField("weight") is (rules.example_count and upload.manifest.round > 0)
         assert set(upload.commit.metrics) <= {"loss"}
-    reports = [one.message for one in recording.said if isinstance(one.message, pb.ScoresRequest)]
+    reports = of(recording.said, pb.ScoresRequest)
     names = {name for report in reports for name in report.scores}
     assert names
     assert {score_family(name) for name in names} <= rules.metrics
+    told = [fact["facts"].get("scores", {}) for fact in recording.sent if fact["call"] == "ReportScores"]
+    assert sorted(told, key=str) == sorted((dict(report.scores) for report in reports), key=str), "in the audit log"
 
 
 def test_row_91_of_the_machine_only_those_numbers_leave_that_the_policy_names(recording: Recording) -> None:
-    beats = [one.message for one in recording.said if isinstance(one.message, pb.HeartbeatRequest)]
+    beats = of(recording.said, pb.HeartbeatRequest)
     names = {name for beat in beats for name in beat.telemetry}
     assert {"disk_free_bytes", "policy_refusals"} <= names <= Policy.read(POLICY).rules.telemetry
-    sent: list[Any] = [record.facts for record in recording.told if record.event == "sent"]
+    sent = recording.sent
     told = [fact["facts"].get("telemetry", {}) for fact in sent if fact["call"] == "Heartbeat"]
     values = Counter(tuple(sorted(beat.telemetry.items())) for beat in beats)
     assert Counter(tuple(sorted(one.items())) for one in told) == values, "names and values"
@@ -220,23 +213,16 @@ def test_row_91_of_the_machine_only_those_numbers_leave_that_the_policy_names(re
     assert not [beat for beat in beats if seen in beat.telemetry.values() or ROUNDS * seen in beat.telemetry.values()]
 
 
-def test_row_91_every_score_that_leaves_is_in_the_audit_log_with_its_value(recording: Recording) -> None:
-    sent: list[Any] = [record.facts for record in recording.told if record.event == "sent"]
-    reports = [one.message for one in recording.said if isinstance(one.message, pb.ScoresRequest)]
-    told = [fact["facts"].get("scores", {}) for fact in sent if fact["call"] == "ReportScores"]
-    assert sorted(told, key=str) == sorted((dict(report.scores) for report in reports), key=str)
-
-
 def test_row_91_each_task_that_the_server_gave_is_in_the_audit_log(recording: Recording) -> None:
     tasks: list[Any] = [record.facts for record in recording.told if record.event == "task"]
-    announced = [one.message for one in recording.said if isinstance(one.message, pb.UploadManifest)]
+    announced = of(recording.said, pb.UploadManifest)
     given = {(task["run"], task.get("round", 0), task["task_id"], task.get("base_digest", "")) for task in tasks}
     assert {(one.run, one.round, one.task_id, one.base_digest) for one in announced} <= given
     assert {task["kind"] for task in tasks} >= {"initialise", "fit"}
 
 
 def test_row_91_the_audit_log_tells_of_every_message(recording: Recording) -> None:
-    sent: list[Any] = [record.facts for record in recording.told if record.event == "sent"]
+    sent = recording.sent
     others = [one for one in recording.said if one.call not in ("PutChunk", "GetChunk")]
     told = Counter((fact["call"], fact["bytes"], fact["digest"]) for fact in sent if "calls" not in fact)
     assert told == Counter((one.call, len(one.data), str(codec.digest(one.data))) for one in others)
@@ -305,6 +291,6 @@ def test_row_91_of_an_error_only_its_kind_leaves(recipe_of: Callable[..., Recipe
     recipe = recipe_of("fedavg", rounds=1, federation={"min_sites": 3, "quorum": 2, "heartbeat_s": 0.1})
     recording = record(recipe, tmp_path, load)
     assert hiding({"name": b"Ann", "path": b"data/"}, recording.said, recording.connections) == set()
-    beats = [one.message for one in recording.said if isinstance(one.message, pb.HeartbeatRequest)]
+    beats = of(recording.said, pb.HeartbeatRequest)
     assert {beat.failure for beat in beats} - {pb.FAILURE_REASON_UNSPECIFIED} == {pb.FAILURE_REASON_DATA}
     assert Counter(record.event for record in recording.told)["sent"] == len(recording.said)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 from tests.support.fault_proxy import BOTH, PASS, Direction, Mode, Proxy
+from tests.support.waiting import wait_for
 
 
 class Echo(threading.Thread):
@@ -194,10 +195,3 @@ def knock(proxy: Proxy) -> None:
 def drain(client: socket.socket) -> None:
     while client.recv(100):
         pass
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)

@@ -16,10 +16,12 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.faults.conftest import ProxiedProcesses
+from tests.faults.conftest import MakeRun, ProxiedProcesses
+from tests.support.invariants import resident_bytes
 from tests.support.pki import Authority
-from tests.support.raw_client import MODEL, Code, RawClient, client_state, refused
+from tests.support.raw_client import MODEL, Code, RawClient, refused
 from tests.support.tls_server import TlsServer, still_served, tls_server
+from tests.support.waiting import wait_for
 
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
@@ -34,6 +36,13 @@ MIB = 1 << 20
 HANDSHAKE_S, JOIN_S = 10.0, 5.0
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 Opened = Callable[[], socket.socket]
+
+
+def tls_context(identity: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(identity / "ca.pem"))
+    context.load_cert_chain(identity / "cert.pem", identity / "key.pem")
+    context.set_alpn_protocols(["h2"])
+    return context
 
 
 class Besieged:
@@ -87,11 +96,7 @@ class Besieged:
 
     def context(self) -> ssl.SSLContext:
         """With the site's own certificate."""
-        identity = self.here.identity(Party.SITE, "site-1")
-        context = ssl.create_default_context(cafile=str(identity / "ca.pem"))
-        context.load_cert_chain(identity / "cert.pem", identity / "key.pem")
-        context.set_alpn_protocols(["h2"])
-        return context
+        return tls_context(self.here.identity(Party.SITE, "site-1"))
 
     def descriptors(self) -> int:
         """That the server has open."""
@@ -99,15 +104,13 @@ class Besieged:
 
     def logged(self) -> list[str]:
         """The server's lines so far."""
-        return (self.here.folder / "server.log").read_text(encoding="utf-8").splitlines()
+        return self.here.log("server").splitlines()
 
 
 @pytest.fixture
-def besieged(
-    processes_of: Callable[[Recipe], ProxiedProcesses], quick_recipe: Callable[..., Recipe], room_for_sockets: None
-) -> Iterator[Besieged]:
+def besieged(make_run: MakeRun, room_for_sockets: None) -> Iterator[Besieged]:
     """Its run waits for a second site."""
-    made = Besieged(processes_of(quick_recipe()))
+    made = Besieged(make_run())
     yield made
     assert still_served(made.site)
     made.site.channel.close()
@@ -142,15 +145,6 @@ def closed(line: socket.socket) -> bool:
     return True
 
 
-def seconds_until(condition: Callable[[], bool], patience_s: float) -> float:
-    """How long that took."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() < began + patience_s
-        time.sleep(0.05)
-    return time.monotonic() - began
-
-
 # Certificates that are not registered
 
 ROOM = 256  # connections; 4096 unless a test says otherwise
@@ -160,10 +154,7 @@ class Strangers:
     """Whole TLS and HTTP/2 connections with one certificate that is not registered, as many as can be had."""
 
     def __init__(self, server: TlsServer) -> None:
-        folder = server.identity("stranger", Party.SITE)
-        self._context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
-        self._context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-        self._context.set_alpn_protocols(["h2"])
+        self._context = tls_context(server.identity("stranger", Party.SITE))
         host, _, port = server.server.address.rpartition(":")
         self._address, self.lines = (host, int(port)), list[socket.socket]()
 
@@ -277,11 +268,6 @@ def enrols(client: RawClient) -> bool:
     return True
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Until it holds; fails if it does not."""
-    seconds_until(condition, 30.0)
-
-
 # Budgets
 
 
@@ -314,7 +300,9 @@ def test_work_that_is_asked_for_again_and_again_is_refused_with_the_time_to_wait
         "Enroll": hostile.enroll,
     }
     for name, flood in floods.items():
-        error = first_refusal(flood, 100)
+        with pytest.raises(grpc.RpcError) as raised:
+            [flood() for _ in range(100)]
+        error: Any = raised.value
         assert (name, error.code()) == (name, Code.RESOURCE_EXHAUSTED)
         assert 0.0 < retry_after_s(error.trailing_metadata()) <= LONGEST_S
         for _ in range(5):
@@ -344,16 +332,6 @@ def test_an_update_is_not_examined_again_and_again(frugal: None, crowded: tuple[
     assert refusals.count(Code.FAILED_PRECONDITION) == 10_000 // len(data)
 
 
-def first_refusal(flood: Callable[[], object], most: int) -> Any:
-    """Of so many calls, at most."""
-    for _ in range(most):
-        try:
-            flood()
-        except grpc.RpcError as error:
-            return error
-    raise AssertionError(f"{most} times, and never refused")
-
-
 # Row 7
 
 STRANGERS: dict[str, Callable[[Besieged], socket.socket]] = {
@@ -370,7 +348,7 @@ def test_row_07_whoever_does_not_speak_tls_is_hung_up_on_and_not_logged(besieged
     before = len(besieged.logged())
     with ExitStack() as held:
         lines = {(who, n): held.enter_context(STRANGERS[who](besieged)) for who in STRANGERS for n in range(50)}
-        seconds_until(lambda: all(closed(line) for line in lines.values()), HANDSHAKE_S + 2.0)
+        wait_for(lambda: all(closed(line) for line in lines.values()), HANDSHAKE_S + 2.0)
     plain = RawClient(besieged.here.address, besieged.here.recipe.name, "site-2")
     assert refused(plain.enroll)[0] is Code.UNAVAILABLE
     plain.channel.close()
@@ -405,9 +383,9 @@ def test_row_11_a_site_joins_while_1500_strangers_hold_connections(besieged: Bes
         assert time.monotonic() - began < JOIN_S
         assert still_served(besieged.site)
         strangers = [*silent, *half, *greeting]
-        seconds_until(lambda: all(closed(line) for line in strangers), HANDSHAKE_S + 4.0)
+        wait_for(lambda: all(closed(line) for line in strangers), HANDSHAKE_S + 4.0)
         assert still_served(newcomer)
-    seconds_until(lambda: besieged.descriptors() <= idle + 4, 5.0)
+    wait_for(lambda: besieged.descriptors() <= idle + 4, 5.0)
     newcomer.channel.close()
 
 
@@ -418,20 +396,20 @@ def test_row_12_of_10000_connections_as_many_are_held_as_there_is_room_for(besie
     """
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 11_000:
         pytest.skip("this process may not open 10,000 connections")
-    idle, before, lines = besieged.descriptors(), client_state(besieged.process.pid), len(besieged.logged())
+    idle, before, lines = besieged.descriptors(), resident_bytes(besieged.process.pid), len(besieged.logged())
     after: list[int] = []
     for _ in range(6):
         with crowd(besieged.silent, 10_000) as strangers:
-            seconds_until(lambda: sum(map(closed, strangers)) >= 5_000, 5.0)  # those over the cap, at once
+            wait_for(lambda: sum(map(closed, strangers)) >= 5_000, 5.0)  # those over the cap, at once
             assert idle + 900 < besieged.descriptors() <= idle + 4_096  # all of one address
             assert still_served(besieged.site)
-            seconds_until(lambda: all(map(closed, strangers)), HANDSHAKE_S + 5.0)
+            wait_for(lambda: all(map(closed, strangers)), HANDSHAKE_S + 5.0)
             assert still_served(besieged.site)
-        seconds_until(lambda: besieged.descriptors() <= idle + 4, 5.0)
+        wait_for(lambda: besieged.descriptors() <= idle + 4, 5.0)
         began = time.monotonic()
         besieged.join("site-2").channel.close()
         assert time.monotonic() - began < JOIN_S
-        after.append(client_state(besieged.process.pid))
+        after.append(resident_bytes(besieged.process.pid))
     assert after[0] - before < 256 * MIB
     assert after[-1] - after[0] < after[0] - before  # five times that, were each flood's kept
     # Of 60,000 strangers; the run tells whom it lacks as site-2 comes and goes.

@@ -21,8 +21,9 @@ from google.protobuf.message_factory import GetMessageClass
 from google_crc32c import value as crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.invariants import resident_bytes
 from tests.support.processes import Processes
-from tests.support.raw_client import DOCUMENTED, FEDERATION, MODEL, OPERATOR, RawClient, client_state
+from tests.support.raw_client import DOCUMENTED, FEDERATION, MODEL, OPERATOR, RawClient
 
 from protofed.common import codec
 from protofed.common.address import NO_TLS
@@ -286,7 +287,7 @@ def test_row_50_a_hundred_thousand_cases_leave_memory_flat(target: Target) -> No
     resident: list[int] = []
     for _ in range(100):
         target.work()
-        resident.append(client_state(process.pid))
+        resident.append(resident_bytes(process.pid))
         for _ in range(1_000):
             free.acquire()
             case = target.case(rng)
@@ -304,4 +305,4 @@ def test_row_50_a_hundred_thousand_cases_leave_memory_flat(target: Target) -> No
         target.check(case, call)
     target.work()
     assert process.poll() is None
-    assert client_state(process.pid) - resident[20] < 32 << 20, [size >> 20 for size in resident]
+    assert resident_bytes(process.pid) - resident[20] < 32 << 20, [size >> 20 for size in resident]

@@ -42,9 +42,11 @@ def tls(live_server: Callable[..., Any], recipe_of: RecipeOf, tmp_path: Path) ->
 
 
 @pytest.fixture
-def site(tls: TlsServer) -> RawClient:
-    """A legitimate one, which is there all the time."""
-    return tls.site()
+def site(tls: TlsServer) -> Iterator[RawClient]:
+    """A legitimate one, which is served all the time."""
+    made = tls.site()
+    yield made
+    assert still_served(made)
 
 
 def said(tls: TlsServer, code: Code) -> list[dict[str, Any]]:
@@ -86,7 +88,6 @@ def test_row_01_nobody_comes_in_without_a_certificate(tls: TlsServer, site: RawC
         check = health_pb2_grpc.HealthStub(channel).Check
         code, text = refused(lambda: check(health_pb2.HealthCheckRequest(), timeout=10))
     assert (code, "Socket closed" in text) == (Code.UNAVAILABLE, True)
-    assert still_served(site)
 
 
 def test_row_02_handshakes_that_failed_are_counted_in_one_line(
@@ -135,7 +136,6 @@ def test_row_08_a_call_that_does_not_say_whose_it_is_is_nobodys(tls: TlsServer, 
     for method in FEDERATION.methods:
         code, text = refused(site.say, method.name, GetMessageClass(method.input_type)())
         assert (code, "cannot speak for site ''" in text) == (Code.PERMISSION_DENIED, True), method.name
-    assert still_served(site)
 
 
 def test_row_08_a_site_is_no_operator_and_an_operator_no_site(tls: TlsServer, site: RawClient) -> None:
@@ -146,7 +146,6 @@ def test_row_08_a_site_is_no_operator_and_an_operator_no_site(tls: TlsServer, si
     code, text = refused(boss.enroll)
     assert (code, "this call is for a site" in text) == (Code.PERMISSION_DENIED, True)
     assert [info.name for info in tls.server.ledger.certificates() if info.party == "site"] == ["site-1"]
-    assert still_served(site)
 
 
 def test_a_certificate_of_the_ca_that_nobody_registered_may_ask_for_health_only(
@@ -160,7 +159,6 @@ def test_a_certificate_of_the_ca_that_nobody_registered_may_ask_for_health_only(
     assert [record["call"] for record in said(tls, Code.PERMISSION_DENIED)] == ["Enroll"]
     tls.register(tls.identity("site-3", Party.SITE))
     stranger.enroll()  # on the same connection
-    assert still_served(site)
 
 
 def test_a_role_that_is_not_registered_is_refused_by_name(tls: TlsServer, site: RawClient) -> None:
@@ -177,8 +175,8 @@ def test_a_role_that_is_not_registered_is_refused_by_name(tls: TlsServer, site: 
     assert tls.server.context.presence.roles("site-1") == {Role.EVALUATOR}
 
 
-def test_a_daemon_in_a_role_that_was_taken_from_it_has_to_enroll_again(tls: TlsServer, site: RawClient) -> None:
-    task = site.task()
+def test_a_daemon_in_a_role_that_was_taken_from_it_has_to_enroll_again(tls: TlsServer) -> None:
+    task = (site := tls.site()).task()
     tls.register(tls.identity("site-1", Party.SITE), "evaluator")
     row = tls.server.ledger.task(task.task_id)
     assert (row.is_open, "registered as evaluator" in row.reason) == (False, True)
@@ -191,7 +189,6 @@ def test_a_second_certificate_of_a_site_is_kept_out(tls: TlsServer, site: RawCli
     with pytest.raises(ConfigError, match=r"site 'site-1' has a certificate .*--renewal"):
         tls.register(second)
     assert refused(tls.client(second).enroll)[0] is Code.PERMISSION_DENIED
-    assert still_served(site)  # nobody has fenced it
 
 
 def test_row_09_a_revoked_certificate_is_refused_at_its_next_call_on_a_live_connection(
@@ -208,7 +205,6 @@ def test_row_09_a_revoked_certificate_is_refused_at_its_next_call_on_a_live_conn
     (record,) = said(tls, Code.PERMISSION_DENIED)
     assert record["peer"] == {"fingerprint": info.fingerprint, "party": "site", "name": "site-2"}
     assert refused(tls.client(tls.identity("site-2", Party.SITE), "site-2").enroll)[0] is Code.PERMISSION_DENIED
-    assert still_served(site)
 
 
 def test_row_09_a_revoked_certificate_is_logged_once_and_each_of_its_calls_counted(
@@ -267,11 +263,10 @@ def test_row_09_a_revoked_operator_is_refused_on_a_live_connection(tls: TlsServe
         boss.revoke("second", "left")
         with pytest.raises(DeniedError, match=r"was revoked on .*: left"):
             live.runs()
-    assert still_served(site)
 
 
-def test_row_09_nobody_waits_for_a_site_whose_last_certificate_was_revoked(tls: TlsServer, site: RawClient) -> None:
-    task = site.task()
+def test_row_09_nobody_waits_for_a_site_whose_last_certificate_was_revoked(tls: TlsServer) -> None:
+    task = tls.site().task()
     assert task.kind == pb.TASK_KIND_INITIALISE
     second = tls.authority.issue(tls.folder / "renewed", Party.SITE, "site-1")
     tls.register(second, renewal=True)
@@ -302,7 +297,6 @@ def test_a_renewed_server_certificate_needs_no_restart(tls: TlsServer, site: Raw
     host, _, port = tls.server.address.rpartition(":")
     assert ssl.get_server_certificate((host, int(port))) == (tls.identity() / "cert.pem").read_text("ascii")
     assert still_served(late)
-    assert still_served(site)
 
 
 def test_another_ca_is_taken_in_without_a_restart(tls: TlsServer, site: RawClient) -> None:
@@ -313,4 +307,3 @@ def test_another_ca_is_taken_in_without_a_restart(tls: TlsServer, site: RawClien
     assert refused(tls.client(folder, "site-2").enroll)[0] is Code.UNAVAILABLE
     (tls.identity() / "ca.pem").write_bytes(tls.authority.pem + second.pem)
     assert still_served(tls.client(folder, "site-2").enroll())
-    assert still_served(site)

@@ -1,22 +1,24 @@
-"""A ledger that lost what it promised, and a journal that cannot be written: rows 84 and 89 of the fault table."""
+"""A ledger that lost what it promised or is another process's; a journal that cannot be written: rows 84, 85 and 89."""
 
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tests.server.conftest import TRAINERS, Lab, recipe
+from tests.support.command_line import called
 from tests.support.operator_lab import OperatorLab
 
-from protofed.common.errors import OutOfSpaceError
+from protofed.common.errors import OutOfSpaceError, StateError
 from protofed.common.protocol.messages import Role
-from protofed.deploy.cli import main
 from protofed.server.rounds.aggregation.aggregation import PAUSE_S
 from protofed.server.storage.blobs import FolderBlobs, MemoryBlobs
-from protofed.server.storage.database import LEDGER_FILE
+from protofed.server.storage.database import LEDGER_FILE, open_ledger
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.recovery import open_journal
 
@@ -69,6 +71,10 @@ def torn(keep: int) -> Callable[[Path, Path], None]:
     return tear
 
 
+def start(state: Path) -> tuple[str | Path, ...]:
+    return ("server", "start", "--state", state, "--listen", "127.0.0.1:0", "--identity=none", "--until-finished")
+
+
 LOSSES = {"backup of yesterday": yesterday, "WAL deleted": torn(0), "WAL truncated": torn(20_000)}
 
 
@@ -77,9 +83,8 @@ def protofed(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]
     """The command line in this process: exit code and standard error."""
 
     def run(*arguments: object) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as ended:
-            main.main([str(argument) for argument in arguments])
-        return int(ended.value.code or 0), capfd.readouterr().err
+        code, _, said = called(capfd, *arguments)
+        return code, said
 
     return run
 
@@ -90,7 +95,7 @@ def test_row_84_a_ledger_that_lacks_what_was_promised_is_served_only_when_that_i
 ) -> None:
     (tmp_path / "before").mkdir()
     lose(tmp_path / "before", state := tmp_path / "found")
-    server = ("server", "start", "--state", state, "--listen", "127.0.0.1:0", "--identity=none", "--until-finished")
+    server = start(state)
     for _ in range(2):
         code, said = protofed(*server)
         assert code == 74
@@ -113,11 +118,53 @@ def test_row_84_a_journal_from_which_a_record_is_missing_is_not_served_from(
         play(lab, "one")
     lines = (tmp_path / JOURNAL).read_bytes().splitlines(keepends=True)
     (tmp_path / JOURNAL).write_bytes(b"".join(lines[:4] + lines[5:]))
-    code, said = protofed(
-        "server", "start", "--state", tmp_path, "--listen", "127.0.0.1:0", "--identity=none", "--until-finished"
-    )
+    code, said = protofed(*start(tmp_path))
     assert code == 74
     assert "record" in said
+
+
+# Row 85
+
+
+@contextmanager
+def locked_elsewhere(path: Path) -> Iterator[None]:
+    """Another process is in the middle of a write."""
+    script = (
+        "import sqlite3, sys\n"
+        "file = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+        "file.execute('BEGIN IMMEDIATE')\n"
+        "print('locked', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", script, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        yield
+    finally:
+        other.communicate("", timeout=20)
+
+
+def test_row_85_a_ledger_that_another_process_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "ledger.sqlite"
+    open_ledger(f"sqlite:///{path}").dispose()
+    monkeypatch.setattr("protofed.server.storage.database.BUSY_MS", 50)
+    with locked_elsewhere(path), pytest.raises(StateError, match="locked; another process has it; stop that process"):
+        open_ledger(f"sqlite:///{path}")
+    open_ledger(f"sqlite:///{path}").dispose()
+
+
+@pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3"])
+def test_row_85_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    (tmp_path / "mounts").write_text(f"/dev/vda / ext4 rw 0 0\nhost:/x {tmp_path}/state {kind} rw 0 0\n", "utf-8")
+    monkeypatch.setattr("protofed.common.storage.files.MOUNTS", tmp_path / "mounts")
+    (tmp_path / "state").mkdir()
+    with pytest.raises(StateError, match=f"{kind}"):
+        open_ledger(f"sqlite:///{tmp_path / 'state' / 'ledger.sqlite'}")
+    assert list((tmp_path / "state").iterdir()) == []
+    open_ledger(f"sqlite:///{tmp_path / 'ledger.sqlite'}").dispose()
 
 
 # Row 89
@@ -182,10 +229,7 @@ def test_row_89_what_an_order_did_in_the_ledger_alone_is_done(lab: OperatorLab) 
     """The process goes the ledger's way: no round is opened of a run that has ended there, and a new one goes on."""
     journal = Full(0)
     lab.ledger.attach(journal)
-    orders: list[Callable[[], object]] = [
-        lambda: lab.start("three"),
-        lambda: lab.operation.abort("two", ""),
-    ]
+    orders: list[Callable[[], object]] = [lambda: lab.start("three"), lambda: lab.operation.abort("two", "")]
     for order in orders:
         with pytest.raises(OutOfSpaceError):
             order()

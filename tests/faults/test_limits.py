@@ -8,26 +8,20 @@ import resource
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
-from io import FileIO
+from itertools import repeat
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 from tests.conftest import Mount
-from tests.faults.conftest import SITES, ProxiedProcesses
+from tests.faults.conftest import SITES, MakeRun, ProxiedProcesses
 from tests.support.fault_proxy import Direction, Mode
 from tests.support.health_watch import NOT_SERVING, SERVING, HealthWatch
 from tests.support.invariants import JOURNAL, Baseline, leftovers, serves
 
-from protofed.common.config.recipe import Recipe
 from protofed.common.failpoint import PATIENT_TEXT
 from protofed.common.storage import journal
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
-MakeProcesses = Callable[[Recipe], ProxiedProcesses]
-MakeRecipe = Callable[..., Recipe]
-Undisturbed = Callable[[Recipe], str]
 DESCRIPTORS = 64
 FIRST_WORDS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # and empty SETTINGS
 
@@ -38,34 +32,19 @@ def fill(folder: Path) -> Path:
     with filler.open("wb", buffering=0) as file:
         for size in (1 << 20, 1 << 12):
             with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
-                pour(file, size)
+                file.writelines(repeat(bytes(size)))
     return filler
 
 
-def pour(file: FileIO, size: int) -> NoReturn:
-    """Write pieces of this size until that fails."""
-    while True:
-        file.write(bytes(size))
+def check_end(here: ProxiedProcesses) -> None:
+    """Nothing is lost, though much was refused; and each site has the receipts of its three newest updates."""
+    assert here.ended_like_undisturbed(traces=True).receipts == 2 * min(here.recipe.rounds, 3)
 
 
-def ended_like(here: ProxiedProcesses, final: str) -> None:
-    """Server and sites ended well, with what a run without faults gives; nothing that was acknowledged is lost."""
-    assert here.finish(["server", *SITES]) == [0] * 3, here.logs()
-    found, rounds = here.invariants(final=final), here.recipe.rounds
-    assert (found.published, found.updates, found.receipts) == (rounds + 1, 2 * rounds + 2, 2 * min(rounds, 3))
-    assert found.recorded > 0
-
-
-def told(here: ProxiedProcesses, name: str) -> str:
-    """A process's log."""
-    return (here.folder / f"{name}.log").read_text(encoding="utf-8")
-
-
-def trainers_that_wait(here: ProxiedProcesses, seconds: int) -> None:
+def trainers_that_wait(here: ProxiedProcesses) -> None:
     """Both sites' daemons; each pauses once before it hands in its first update, and both are there now."""
-    for site in SITES:
-        here.trainer(site, fails=f"fit-done=sleep{seconds}")
-    here.wait_for(lambda: list(here.task_statuses(1).values()) == ["started", "started"])
+    here.trainers("fit-done=sleep4")
+    here.wait_until_all("started")
 
 
 def updates(here: ProxiedProcesses, round: int) -> int:
@@ -74,11 +53,9 @@ def updates(here: ProxiedProcesses, round: int) -> int:
         return len(ledger.updates(here.recipe.name, round, 1))
 
 
-def test_row_86_a_blocked_event_loop_is_told_and_passes(
-    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed
-) -> None:
+def test_row_86_a_blocked_event_loop_is_told_and_passes(make_run: MakeRun) -> None:
     """NOT_SERVING when the loop can say so again, the stack of what blocked it in the log, SERVING a moment later."""
-    here = processes_of(quick_recipe())
+    here = make_run()
     here.server(fails="loop:10=sleep10")
     watch = HealthWatch(here.address)
     go = here.folder / "go"  # the run does not end, nor its server, before that is said
@@ -87,42 +64,40 @@ def test_row_86_a_blocked_event_loop_is_told_and_passes(
     here.wait_for(lambda: len(watch.heard) >= 3)
     assert watch.heard == [SERVING, NOT_SERVING, SERVING]
     go.touch()
-    log = told(here, "server")
+    log = here.log("server")
     assert "the event loop is blocked" in log
     assert "in reach" in log  # the stack's innermost frame
     assert log.index("the event loop is blocked") < log.index("the event loop runs again")
-    ended_like(here, undisturbed(here.recipe))
+    check_end(here)
     watch.end()
 
 
 def test_row_87_a_server_short_of_memory_takes_no_upload_and_lives(
-    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sites are told to wait and do; with room again the run goes on where it was."""
-    here = processes_of(quick_recipe())
+    here = make_run()
     with monkeypatch.context() as patched:
         patched.setenv("PROTOFED_SERVER_MEMORY_LIMIT_MB", "1")
         here.server()
     here.trainers()
-    here.wait_for(lambda: "short of memory" in told(here, "site-1") + told(here, "site-2"))
+    here.wait_for(lambda: "short of memory" in here.log("site-1") + here.log("site-2"))
     serves(here.address)
-    assert "memory is short" in told(here, "server")
+    assert "memory is short" in here.log("server")
     assert updates(here, 0) == 0
     assert leftovers(here.folder / "server") == []
     here.running["server"].send_signal(signal.SIGTERM)
     assert here.finish(["server"]) == [0]
     here.server()
-    ended_like(here, undisturbed(here.recipe))
+    check_end(here)
 
 
-def test_row_88_a_server_out_of_descriptors_refuses_and_lives(
-    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed
-) -> None:
+def test_row_88_a_server_out_of_descriptors_refuses_and_lives(make_run: MakeRun) -> None:
     """No crash while others hold them all, and nothing is lost; a legitimate daemon gets through when they go."""
-    here = processes_of(quick_recipe())
+    here = make_run()
     here.server()
     here.trainer("site-1")
-    here.wait_for(lambda: '"ready"' in told(here, "site-1"))  # connected; the first model takes two
+    here.wait_for(lambda: '"ready"' in here.log("site-1"))  # connected; the first model takes two
     pid = here.running["server"].pid
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
     host, port = here.address.split(":")
@@ -138,32 +113,28 @@ def test_row_88_a_server_out_of_descriptors_refuses_and_lives(
         connection.close()
     serves(here.address)
     assert late.poll() is None
-    ended_like(here, undisturbed(here.recipe))
+    check_end(here)
     with here.ledger() as ledger:
         assert [row.rejected for row in ledger.updates(here.recipe.name) if row.rejected] == []
 
 
-def test_row_88_71_updates_that_cannot_be_opened_now_are_not_taken_for_damaged(
-    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed
-) -> None:
+def test_row_88_71_updates_that_cannot_be_opened_now_are_not_taken_for_damaged(make_run: MakeRun) -> None:
     """Out of descriptors while it aggregates, the server waits and computes again: no update is rejected for that."""
-    here = processes_of(quick_recipe())
+    here = make_run()
     here.server(fails="aggregation-started:2=sleep5")  # the first one is the model's
     here.trainers()
-    here.wait_for(lambda: list(here.task_statuses(1).values()) == ["reported", "reported"])
+    here.wait_until_all("reported")
     pid = here.running["server"].pid
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    here.wait_for(lambda: "no space for the new state" in told(here, "server"))
+    here.wait_for(lambda: "no space for the new state" in here.log("server"))
     resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
-    ended_like(here, undisturbed(here.recipe))
+    check_end(here)
 
 
 @pytest.mark.parametrize("place", ["commit-recorded:2", "enroll-answered:1"])
-def test_row_90_an_unforeseen_error_tells_peers_nothing(
-    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed, place: str
-) -> None:
+def test_row_90_an_unforeseen_error_tells_peers_nothing(make_run: MakeRun, place: str) -> None:
     """INTERNAL with an incident's id on the wire and in the site's log, the text only in the server's; it goes on."""
-    here = processes_of(quick_recipe())
+    here = make_run()
     here.server(fails=f"{place}=raise")
     heard: list[bytes] = []
 
@@ -174,85 +145,77 @@ def test_row_90_an_unforeseen_error_tells_peers_nothing(
     for site in SITES:
         here.behind(site).mode = Mode(tap=record)
     here.trainers()
-    ended_like(here, undisturbed(here.recipe))
-    wire, server = b"".join(heard), told(here, "server")
+    check_end(here)
+    wire, server = b"".join(heard), here.log("server")
     assert b"internal error, incident " in wire  # so what is on the wire can be read
     assert PATIENT_TEXT.encode() not in wire
     assert b"Jane" not in wire
     assert PATIENT_TEXT in server
-    daemons = told(here, "site-1") + told(here, "site-2")
+    daemons = here.log("site-1") + here.log("site-2")
     assert "internal error, incident " in daemons
     assert "Jane" not in daemons
 
 
-def test_row_58_a_disk_full_while_updates_come_takes_none_and_recovers(
-    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed, mount: Mount
-) -> None:
+def test_row_58_a_disk_full_while_updates_come_takes_none_and_recovers(make_run: MakeRun, mount: Mount) -> None:
     """RESOURCE_EXHAUSTED, no row and nothing half written; the same again succeeds when there is room."""
-    here = processes_of(quick_recipe())
+    here = make_run()
     mount(here.folder / "server", "size=40m")
     here.server()
-    trainers_that_wait(here, 4)
+    trainers_that_wait(here)
     filler = fill(here.folder / "server")
-    here.wait_for(lambda: all("resource_exhausted" in told(here, site) for site in SITES))
+    here.wait_for(lambda: all("resource_exhausted" in here.log(site) for site in SITES))
     assert updates(here, 1) == 0
     assert leftovers(here.folder / "server") == []
     serves(here.address)
     filler.unlink()
-    ended_like(here, undisturbed(here.recipe))
+    check_end(here)
 
 
-def test_row_58_71_a_disk_full_while_a_state_is_stored_waits_for_room(
-    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed, mount: Mount
-) -> None:
+def test_row_58_71_a_disk_full_while_a_state_is_stored_waits_for_room(make_run: MakeRun, mount: Mount) -> None:
     """The aggregate is computed again when there is room; the updates stay."""
-    here = processes_of(quick_recipe())
+    here = make_run()
     mount(here.folder / "server", "size=40m")
     here.server(fails="aggregation-done:2=sleep5")  # the first one is the model's
     here.trainers()
-    here.wait_for(lambda: list(here.task_statuses(1).values()) == ["reported", "reported"])
+    here.wait_until_all("reported")
     filler = fill(here.folder / "server")
-    here.wait_for(lambda: "no space for the new state" in told(here, "server"))
+    here.wait_for(lambda: "no space for the new state" in here.log("server"))
     serves(here.address)
     assert updates(here, 1) == 2
     filler.unlink()
-    ended_like(here, undisturbed(here.recipe))
+    check_end(here)
 
 
 def test_row_59_a_disk_that_turns_read_only_ends_the_server_and_nothing_is_acknowledged(
-    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed, mount: Mount
+    make_run: MakeRun, mount: Mount
 ) -> None:
     """Exit code 74, which names the disk; repaired and started again, it takes what the sites have kept."""
-    here = processes_of(quick_recipe())
+    here = make_run()
     here.server()
-    trainers_that_wait(here, 4)
+    trainers_that_wait(here)
     uploads = here.folder / "server" / "blobs" / "uploads"
     mount(uploads, "ro")
     assert here.finish(["server"]) == [74], here.logs()
-    assert os.strerror(errno.EROFS) in told(here, "server")
+    assert os.strerror(errno.EROFS) in here.log("server")
     assert updates(here, 1) == 0
     assert all(not list(here.folder.glob(f"{site}/*/*/receipt.json")) for site in SITES)
     subprocess.run(["umount", str(uploads)], check=True)
     here.server()
-    ended_like(here, undisturbed(here.recipe))
+    check_end(here)
 
 
-def test_row_89_while_the_journal_cannot_be_written_nothing_is_acknowledged(
-    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed, mount: Mount
-) -> None:
+def test_row_89_while_the_journal_cannot_be_written_nothing_is_acknowledged(make_run: MakeRun, mount: Mount) -> None:
     """Mutating calls are refused, or the server ends; every receipt that a site holds stands in the journal."""
-    here = processes_of(quick_recipe(rounds=6))
+    here = make_run(rounds=6)
     path, disk = here.folder / "server" / JOURNAL, here.folder / "disk"
     mount(disk, "size=1m")
     path.parent.mkdir()
     path.symlink_to(disk / JOURNAL)
     here.server()
-    trainers_that_wait(here, 4)
+    trainers_that_wait(here)
     filler = fill(disk)
     server = here.running["server"]
-    here.wait_for(
-        lambda: server.poll() is not None or "resource_exhausted" in told(here, "site-1") + told(here, "site-2")
-    )
+    here.wait_for(lambda: server.poll() is not None or "resource_exhausted" in here.log("site-1") + here.log("site-2"))
     recorded = {record.facts["record_hash"] for record in journal.records(path) if record.event == "verdict"}
     with here.ledger() as ledger:
         rows = ledger.updates(here.recipe.name)
@@ -263,4 +226,4 @@ def test_row_89_while_the_journal_cannot_be_written_nothing_is_acknowledged(
     if server.poll() is not None:
         assert server.returncode == 74
         here.server()
-    ended_like(here, undisturbed(here.recipe))
+    check_end(here)

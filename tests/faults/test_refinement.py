@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from tests.faults.conftest import SITES, ProxiedProcesses
-from tests.faults.test_processes import attempts, died
+from tests.faults.conftest import MakeRun, ProxiedProcesses
 
-from protofed.common.config.recipe import Recipe
 from protofed.common.protocol.messages import TaskKind
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
-MakeProcesses = Callable[[Recipe], ProxiedProcesses]
-MakeRecipe = Callable[..., Recipe]
-Undisturbed = Callable[[Recipe], str]
 EVALUATOR = "evaluator"
 # Each is reached for the first time after the death at the one before: the aggregate's blob and row, the task, the
 # upload, and what is made of it.
@@ -26,24 +19,21 @@ EVALUATOR_PLACES = ("fetched", "batch-done:3", "epoch-done", "refined", "pushed"
 
 
 @pytest.fixture
-def refined_recipe(quick_recipe: MakeRecipe) -> Recipe:
+def here(make_run: MakeRun) -> ProxiedProcesses:
     """FEDIC of two sites on the digits; a killed evaluator goes on behind the epochs that it had done."""
     data = {"source": "digits", "partition": {"kind": "dirichlet", "sites": 2, "beta": 0.5}, "auxiliary_per_class": 4}
     plan = {"batch_size": 16, "lr": 0.05, "checkpoint": True}
-    return quick_recipe(rounds=2, method={"name": "fedic", "steps": 6}, data=data, plan=plan)
+    return make_run(rounds=2, method={"name": "fedic", "steps": 6}, data=data, plan=plan)
 
 
 def evaluator(here: ProxiedProcesses, fails: str = "") -> None:
     here.site(EVALUATOR, "--role=evaluator", fails=fails)
 
 
-def ended_like(here: ProxiedProcesses, final: str) -> None:
-    """All ended well, with what a run without faults gives, and each round was trained and refined once."""
-    assert here.finish(["server", EVALUATOR, *SITES]) == [0] * 4, here.logs()
-    found = here.invariants(final=final)
-    assert (found.published, found.updates) == (3, 2 + 2 * 3)  # two first models; two updates and a refinement a round
-    assert found.recomputed >= 2
-    assert attempts(here) == [(0, 1), (1, 1), (2, 1)]
+def check_end(here: ProxiedProcesses) -> None:
+    """All ended well, and each round was trained and refined once."""
+    here.ended_like_undisturbed(EVALUATOR, updates=2)
+    assert here.attempts() == [(0, 1), (1, 1), (2, 1)]
     with here.ledger() as ledger:
         tasks = [task for task in ledger.tasks(here.recipe.name) if task.kind is TaskKind.REFINE]
     assert [(task.round, task.site, task.task_status) for task in tasks] == [
@@ -52,35 +42,28 @@ def ended_like(here: ProxiedProcesses, final: str) -> None:
 
 
 def test_row_60_71_a_server_killed_at_every_place_of_a_refinement_loses_and_doubles_nothing(
-    processes_of: MakeProcesses, refined_recipe: Recipe, undisturbed: Undisturbed
+    here: ProxiedProcesses,
 ) -> None:
-    here = processes_of(refined_recipe)
     here.server(fails=f"{SERVER_PLACES[0]}=kill")
     here.trainers()
     evaluator(here)
-    for place, after in zip(SERVER_PLACES, [*SERVER_PLACES[1:], None], strict=True):
-        died(here, "server", place)
-        here.server(fails=f"{after}=kill" if after else "")
-    ended_like(here, undisturbed(refined_recipe))
+    here.die_at_each("server", SERVER_PLACES, lambda fails: here.server(fails=fails))
+    check_end(here)
 
 
 def test_row_30_38_an_evaluator_killed_at_every_place_of_a_refinement_hands_in_once(
-    processes_of: MakeProcesses, refined_recipe: Recipe, undisturbed: Undisturbed
+    here: ProxiedProcesses,
 ) -> None:
-    here = processes_of(refined_recipe)
     here.server()
     here.trainers()
-    for place in EVALUATOR_PLACES:
-        evaluator(here, fails=f"{place}=kill")
-        died(here, EVALUATOR, place)
-    evaluator(here)
-    ended_like(here, undisturbed(refined_recipe))
+    evaluator(here, f"{EVALUATOR_PLACES[0]}=kill")
+    here.die_at_each(EVALUATOR, EVALUATOR_PLACES, lambda fails: evaluator(here, fails))
+    check_end(here)
 
 
 def test_row_35_an_evaluator_that_comes_late_is_waited_for_and_no_site_trains_again(
-    processes_of: MakeProcesses, refined_recipe: Recipe, undisturbed: Undisturbed
+    here: ProxiedProcesses,
 ) -> None:
-    here = processes_of(refined_recipe)
     here.server()
     here.trainers()
 
@@ -92,4 +75,4 @@ def test_row_35_an_evaluator_that_comes_late_is_waited_for_and_no_site_trains_ag
     here.kill("server")  # what it waits for is in the ledger
     here.server()
     evaluator(here)
-    ended_like(here, undisturbed(refined_recipe))
+    check_end(here)

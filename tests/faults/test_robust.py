@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from tests.bench.robustness import attacked
+from tests.faults.conftest import take_turns
 from tests.support.attackers import BACKDOOR, CHANGES, Played, played
 
 from protofed.common.config.recipe import Recipe, Robust
-from protofed.common.protocol.messages import Finished
 from protofed.deploy.simulation.simulation import build_agents, simulation
 from protofed.testing.live_server import LiveServer, links
 
@@ -117,9 +117,7 @@ def test_row_75_over_grpc_a_rule_gives_the_bytes_of_the_simulation(rule: Robust,
     server = LiveServer(recipe, tmp_path)
     try:
         with links(server.address) as connect:
-            working = build_agents(recipe, connect)
-            while working:
-                working = [agent for agent in working if not isinstance(agent.step(0.02), Finished)]
+            take_turns(build_agents(recipe, connect))
         assert [row.state for row in server.ledger.rounds(recipe.name)] == simulated
     finally:
         server.stop()

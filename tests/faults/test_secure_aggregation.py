@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.support.invariants import check
-from tests.support.pki import Authority
-from tests.support.processes import Processes
+from tests.support.processes import Processes, certified, undisturbed
 
 from protofed.client.secure_aggregation.sessions import FOLDER
 from protofed.common import failpoint
@@ -22,23 +20,13 @@ from protofed.server.storage.rows import RoundRow
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 SITES = tuple(f"site-{number}" for number in range(1, 6))
-Undisturbed = Callable[[Recipe], str]
 MakeProcesses = Callable[[Recipe], Processes]
 
 
 @pytest.fixture
 def hospitals(tmp_path: Path) -> Iterator[MakeProcesses]:
     """A folder for a server and daemons that know each other by certificates; none is left running."""
-    made: list[Processes] = []
-
-    def make(recipe: Recipe) -> Processes:
-        made.append(Processes.of(tmp_path, recipe))
-        made[-1].authority = Authority.make()
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.end()
+    yield from certified(tmp_path)
 
 
 def quick(name: str, *changes: str, **rules: float) -> Recipe:
@@ -63,24 +51,17 @@ def trainer(here: Processes, site: str, fails: str = "") -> None:
     here.site(site, f"--partition-index={SITES.index(site)}", fails=fails)
 
 
-def died(here: Processes, name: str) -> None:
-    """The process has killed itself."""
-    process = here.running[name]
-    here.wait_for(lambda: process.poll() is not None)
-    assert process.returncode == -signal.SIGKILL, f"{name} ended otherwise\n{here.logs()}"
-
-
 def rounds(here: Processes) -> list[RoundRow]:
     """All attempts, those to make the first model left out."""
     with here.ledger() as ledger:
         return [row for row in ledger.rounds(here.recipe.name) if row.round]
 
 
-def ended_like(here: Processes, final: str) -> None:
+def check_end(here: Processes) -> None:
     """All ended well, with what a simulation gives, and nothing that was acknowledged is lost."""
     assert here.finish(["server", *SITES]) == [0] * 6, here.logs()
     folders = [here.folder / site for site in SITES]
-    found = check(here.folder / "server", here.recipe.name, sites=folders, final=final)
+    found = check(here.folder / "server", here.recipe.name, sites=folders, final=undisturbed(here.recipe))
     assert found.published == here.recipe.rounds + 1
     assert min(found.recomputed, found.receipts) >= 3
     assert "Traceback" not in here.logs()
@@ -90,18 +71,18 @@ def ended_like(here: Processes, final: str) -> None:
 
 @pytest.mark.parametrize("method", RECIPES)
 def test_row_76_two_dropouts_at_different_steps_give_the_sum_of_a_simulation(
-    method: str, hospitals: MakeProcesses, undisturbed: Undisturbed
+    method: str, hospitals: MakeProcesses
 ) -> None:
     """One before the numbers: the attempt is abandoned, and opened again. One behind them: the others open the sum."""
     here = hospitals(RECIPES[method](sum_step_s=4.0))
     started(here, {"site-2": "sum-share=kill", "site-4": "sum-agree=kill"})
-    died(here, "site-2")
+    here.died("site-2")
     here.wait_for(lambda: rounds(here)[0].abandoned is not None)
     trainer(here, "site-2")
-    died(here, "site-4")
+    here.died("site-4")
     here.wait_for(lambda: any(row.state for row in rounds(here)))
     trainer(here, "site-4")
-    ended_like(here, undisturbed(here.recipe))
+    check_end(here)
     first, second, *_ = rounds(here)
     assert "share of the secure aggregation: 4 of 5 sites, 0 in whole groups, 5 are needed" in str(first.abandoned)
     assert (second.round, second.attempt, second.complete) == (1, 2, True)
@@ -111,54 +92,36 @@ def test_row_76_two_dropouts_at_different_steps_give_the_sum_of_a_simulation(
     assert silent == {(TaskKind.AGREE, "site-4")}
 
 
-def test_row_76_a_site_killed_at_every_step_sends_the_same_again(
-    hospitals: MakeProcesses, undisturbed: Undisturbed
-) -> None:
+def test_row_76_a_site_killed_at_every_step_sends_the_same_again(hospitals: MakeProcesses) -> None:
     here = hospitals(RECIPES["fednh"]())
-    places = iter(failpoint.SUMS)
-    armed = dict(zip(SITES, places, strict=False))
-    started(here, {site: f"{place}=kill" for site, place in armed.items()})
-    kills = []
-    while armed:
-        here.wait_for(lambda: any(here.running[site].poll() is not None for site in armed))
-        for site in [site for site in armed if here.running[site].poll() is not None]:
-            died(here, site)
-            kills.append(armed.pop(site))
-            if place := next(places, ""):
-                armed[site] = place
-            trainer(here, site, f"{place}=kill" if place else "")
-    assert sorted(kills) == sorted(failpoint.SUMS)
-    ended_like(here, undisturbed(here.recipe))
+    here.server()
+    deaths = here.die_side_by_side(dict.fromkeys(SITES, iter(failpoint.SUMS)), partial(trainer, here))
+    assert sorted(deaths) == sorted(failpoint.SUMS)
+    check_end(here)
     assert [(row.round, row.attempt) for row in rounds(here)] == [(1, 1), (2, 1)]  # none was started anew
 
 
-def test_row_76_a_server_killed_around_every_step_asks_the_same_again(
-    hospitals: MakeProcesses, undisturbed: Undisturbed
-) -> None:
+def test_row_76_a_server_killed_around_every_step_asks_the_same_again(hospitals: MakeProcesses) -> None:
     here = hospitals(RECIPES["fednh"]())
     places = [*(place for _ in SUM_STEPS for place in ("sum-step-closed", "sum-step-asked")), "sum-opened"]
     places += ["state-stored", "round-published"]
     started(here, {"server": f"{places[0]}=kill"})
-    for place in [*places[1:], ""]:
-        died(here, "server")
-        here.server(fails=f"{place}=kill" if place else "")
-    ended_like(here, undisturbed(here.recipe))
+    here.die_at_each("server", places, lambda fails: here.server(fails=fails))
+    check_end(here)
     assert [(row.round, row.attempt) for row in rounds(here)] == [(1, 1), (2, 1)]
 
 
-def test_row_84_a_server_restored_from_a_backup_sums_again_what_its_sites_have_summed(
-    hospitals: MakeProcesses, undisturbed: Undisturbed
-) -> None:
+def test_row_84_a_server_restored_from_a_backup_sums_again_what_its_sites_have_summed(hospitals: MakeProcesses) -> None:
     """They take part in no attempt twice, and so decline the number that the older ledger gives first."""
     here = hospitals(RECIPES["fednh"]("rounds=4"))
     state, backup = here.folder / "server", here.folder / "backup"
     started(here, {"server": "round-published:2=kill"})  # the first model is the first that is published
-    died(here, "server")
+    here.died("server")
     shutil.copytree(state, backup)
     here.server(fails="round-published:2=kill")
-    died(here, "server")
+    here.died("server")
     shutil.rmtree(state)
     backup.rename(state)
     here.server()
-    ended_like(here, undisturbed(here.recipe))
+    check_end(here)
     assert [(row.round, row.attempt) for row in rounds(here)] == [(1, 1), (2, 1), (2, 2), (3, 1), (3, 2), (4, 1)]

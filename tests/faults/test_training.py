@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import structlog
 import torch
 from google_crc32c import value as crc32c
 from tests.support.audit_logs import audit
 from tests.support.scripted_server import RUN, AgentHarness, ScriptedServer, first_model, give_secret, site_data, work
+from tests.support.waiting import wait_for
 
 from protofed.client.agent.agent import REJECTED_PAUSE_S
 from protofed.client.agent.heartbeat import Heartbeat
@@ -51,12 +51,6 @@ from protofed.deploy.daemons.signals import stoppable
 ROOT = Path(__file__).parents[2]
 SOLO = {**RUN, "method": {"name": "solo"}, "plan": {**RUN["plan"], "momentum": 0.9, "checkpoint": True}}
 DAY_S = 86_400.0
-
-
-@pytest.fixture(autouse=True)
-def plain_logs(quiet_logs: None) -> None:
-    """Tracebacks without the locals of every frame, which take seconds to print."""
-    structlog.configure(processors=[structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)])
 
 
 def in_folder(folder: Path, recipe: dict[str, Any] = SOLO, **changes: Any) -> AgentHarness:
@@ -464,10 +458,7 @@ def test_row_36_a_fit_and_its_heartbeats_go_on_when_the_clock_jumps(
     harness.now.check = lambda: time.sleep(0.02)  # type: ignore[method-assign]
     harness.fit(2)
     work(harness.agent(), 1)
-    until = time.monotonic() + 10
-    while not any(beat.activity is Activity.TRAINING for beat in harness.link.beats):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_for(lambda: any(beat.activity is Activity.TRAINING for beat in harness.link.beats))
     pulse.stop()
     pulse.join(5.0)
     assert kept(harness)[0] == 2

@@ -9,7 +9,7 @@ import os
 import random
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from structlog.testing import capture_logs
 from tests.support.audit_logs import audit
 from tests.support.fault_proxy import Mode, Proxy
 from tests.support.raw_client import CALLS, Code, RawClient, refused
+from tests.support.waiting import wait_for
 
 from protofed.client.policy.policy import Policy, Released
 from protofed.client.policy.rules import PolicyRules
@@ -148,6 +149,13 @@ def begin(client: RawClient, task: pb.Task, payload: Payload = UPDATE) -> pb.Upl
     return pb.Upload.FromString(ticket.upload.SerializeToString())
 
 
+def put(client: RawClient, upload: pb.Upload, chunks: Iterable[int] = range(CHUNKS), payload: Payload = UPDATE) -> None:
+    """Send these chunks of an update."""
+    data = pieces(codec.encode(payload))
+    for index in chunks:
+        client.put(upload.id, index, data[index])
+
+
 def blobs(folder: Path) -> set[str]:
     return {path.name for path in (folder / "server" / "blobs").iterdir() if path.is_file()}
 
@@ -212,12 +220,9 @@ def test_row_25_a_download_that_is_cut_goes_on_by_chunk(
     asked.after = lambda number: answered.append(asked.requests[number].index)
     with ThreadPoolExecutor(1) as pool:
         fetched = pool.submit(link.fetch, ours(task))
-        until = time.monotonic() + 20
-        while len(asked.requests) <= CHUNKS and time.monotonic() < until:  # until one is asked for again
-            time.sleep(0.002)
+        wait_for(lambda: len(asked.requests) > CHUNKS)  # one is asked for again
         proxy.mode = Mode()
         assert codec.digest(fetched.result(20)) == task.base_digest
-    assert len(asked.requests) > CHUNKS
     assert sorted(answered) == list(range(CHUNKS))  # what came before the cut did not come again
 
 
@@ -284,8 +289,7 @@ def test_row_38_only_missing_chunks_are_sent_again(
     rows: Callable[[], Any],
 ) -> None:
     upload = begin(client, task)
-    for index in range(held):
-        client.put(upload.id, index, pieces()[index])
+    put(client, upload, range(held))
     assert rows() == []
     if restarted != "client":
         server.stop()
@@ -294,8 +298,7 @@ def test_row_38_only_missing_chunks_are_sent_again(
     if restarted == "server":
         client.enroll()
         assert list(begin(client, task).received_chunks) == list(range(held))
-        for index in range(held, CHUNKS):
-            client.put(upload.id, index, pieces()[index])
+        put(client, upload, range(held, CHUNKS))
         assert client.commit(task, upload.id).verdict == pb.VERDICT_ACCEPTED
     else:
         new = daemon(server.address)
@@ -315,16 +318,13 @@ def test_row_39_what_is_never_committed_never_counts_and_is_collected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     upload = begin(client, task)
-    for index, data in enumerate(pieces()):
-        client.put(upload.id, index, data)
+    put(client, upload)
     server.stop()
     past = time.time() - federation.UPLOADS_KEPT_S - 1
     os.utime(tmp_path / "server" / "blobs" / "uploads" / upload.id, (past, past))
     start()
-    until = time.monotonic() + 10
-    while unfinished(tmp_path) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert (unfinished(tmp_path), rows()) == ([], [])
+    wait_for(lambda: not unfinished(tmp_path))
+    assert rows() == []
     client.enroll()
     assert client.push(task, UPDATE).verdict == pb.VERDICT_ACCEPTED
 
@@ -334,8 +334,7 @@ def test_row_40_a_commit_of_less_than_was_announced_is_refused(
 ) -> None:
     before = blobs(tmp_path)
     upload = begin(client, task)
-    for index in (0, 3):
-        client.put(upload.id, index, pieces()[index])
+    put(client, upload, (0, 3))
     code, text = refused(lambda: client.commit(task, upload.id))
     assert (code, text) == (Code.FAILED_PRECONDITION, "2 chunks are missing, the first is 1")
     for index in (1, 2):
@@ -353,12 +352,11 @@ def test_row_41_chunks_twice_and_in_any_order_are_one_and_out_of_range_none(
     client: RawClient, task: pb.Task, rows: Callable[[], Any]
 ) -> None:
     upload = begin(client, task)
-    for index in (3, 1, 3, 1, 0):
-        client.put(upload.id, index, pieces()[index])
+    put(client, upload, (3, 1, 3, 1, 0))
     for index, data in ((4, b""), (5, pieces()[3]), (2**31, pieces()[0]), (2**32 - 1, pieces()[0]), (2, pieces()[3])):
         assert refused(lambda index=index, data=data: client.put(upload.id, index, data))[0] is Code.DATA_LOSS
     assert refused(lambda: client.commit(task, upload.id))[1] == "1 chunks are missing, the first is 2"
-    client.put(upload.id, 2, pieces()[2])
+    put(client, upload, [2])
     assert client.commit(task, upload.id).verdict == pb.VERDICT_ACCEPTED
     assert rows() == [(1, "accepted")]
 
@@ -367,8 +365,7 @@ def test_row_42_other_bytes_for_a_chunk_are_equivocation_and_change_nothing(
     client: RawClient, task: pb.Task, rows: Callable[[], Any]
 ) -> None:
     upload = begin(client, task)
-    for index, data in enumerate(pieces()):
-        client.put(upload.id, index, data)
+    put(client, upload)
     with capture_logs() as logs:
         code, text = refused(lambda: client.put(upload.id, 2, bytes(CHUNK_BYTES)))
     assert (code, text) == (Code.ALREADY_EXISTS, "chunk 2 was sent before with other bytes")
@@ -427,8 +424,7 @@ def test_row_16_a_commit_of_another_daemon_leaves_the_upload_and_no_blob(
     client: RawClient, task: pb.Task, rows: Callable[[], Any], tmp_path: Path
 ) -> None:
     before, upload = blobs(tmp_path), begin(client, task)
-    for index, data in enumerate(pieces()):
-        client.put(upload.id, index, data)
+    put(client, upload)
     fenced = pb.Caller(site="site-1", instance="older")
     assert refused(lambda: client.commit(task, upload.id, caller=fenced))[0] is Code.ABORTED
     assert (blobs(tmp_path), rows()) == (before, [])
@@ -462,8 +458,7 @@ def test_row_58_an_update_that_could_not_be_recorded_keeps_its_blob_only_if_its_
     after: bool,
 ) -> None:
     before, upload = blobs(tmp_path), begin(client, task)
-    for index, data in enumerate(pieces()):
-        client.put(upload.id, index, data)
+    put(client, upload)
     monkeypatch.setattr(Ledger, "judge_all", failing_once(Ledger.judge_all, after=after))
     assert refused(lambda: client.commit(task, upload.id))[0] is Code.RESOURCE_EXHAUSTED
     assert rows() == ([(1, "accepted")] if after else [])
@@ -479,8 +474,7 @@ def test_row_48_of_two_updates_at_once_one_counts(
     payloads = [UPDATE, model(1.02), model(1.03)]
     uploads = [begin(client, task, payload) for payload in payloads]
     for upload, payload in zip(uploads[:2], payloads, strict=False):
-        for index, data in enumerate(pieces(codec.encode(payload))):
-            client.put(upload.id, index, data)
+        put(client, upload, payload=payload)
     with ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(client.commit, task, upload.id) for upload in uploads[:2]]
         errors = [call.exception(20) for call in calls]
@@ -522,8 +516,7 @@ def test_row_58_a_full_disk_is_waited_for(
         assert (code, str(tmp_path) in text) == (Code.RESOURCE_EXHAUSTED, False)
     else:
         upload = begin(client, task)
-        for index, data in enumerate(pieces()):
-            client.put(upload.id, index, data)
+        put(client, upload)
         monkeypatch.setattr(os, full, call)
         assert refused(lambda: client.commit(task, upload.id))[0] is Code.RESOURCE_EXHAUSTED
     assert (blobs(tmp_path), unfinished(tmp_path), rows()) == (before, [], [])
@@ -537,13 +530,13 @@ def test_row_60_a_server_that_dies_with_a_chunk_written_goes_on(
 ) -> None:
     """The chunk is there and its answer is not: as row 38, with the last chunk sent once more."""
     upload = begin(client, task)
-    client.put(upload.id, 0, pieces()[0])
+    put(client, upload, [0])
     server.stop()
     start()
     client.enroll()
     assert refused(lambda: client.put(upload.id, 0, pieces()[0]))[0] is Code.FAILED_PRECONDITION  # begin it again
     assert list(begin(client, task).received_chunks) == [0]
-    client.put(upload.id, 0, pieces()[0])
+    put(client, upload, [0])
     assert client.push(task, UPDATE).verdict == pb.VERDICT_ACCEPTED
     assert rows() == [(1, "accepted")]
 
@@ -558,8 +551,7 @@ def test_row_60_a_server_that_dies_between_the_blob_and_its_row_is_sent_no_chunk
     tmp_path: Path,
 ) -> None:
     before, upload = blobs(tmp_path), begin(client, task)
-    for index, data in enumerate(pieces()):
-        client.put(upload.id, index, data)
+    put(client, upload)
     which = Upload("site-1", task.task_id, codec.digest(DATA))  # what a commit does before the row is written
     server.blobs.check(which)
     server.blobs.seal(which)

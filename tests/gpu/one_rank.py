@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from tests.gpu.fits import difference, examples, fit_context, loss_of, update_of
 from tests.gpu.machine import nccl
 from tests.gpu.nccl import RESULT
+from tests.support.free_ports import free_port
 from torch import Tensor
 
 from protofed.client.distributed.data_parallel import shared
@@ -29,7 +29,7 @@ MODEL = {"name": "resnet18", "norm": "batch"}  # whose statistics are summed ove
 
 def main(folder: Path, device: torch.device) -> None:
     """One fit alone, the same one in a group, and what differs."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_unused_port())}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     batch = 8 if device.type == "cpu" else 64
     train_set = examples(3 * batch)
     alone, grouped = (_doubled(fit_context(device, train_set, MODEL, batch_size=batch, amp=False)) for _ in range(2))
@@ -72,13 +72,6 @@ def _count_sums(team: Team) -> list[int]:
 
     team.sum_gradients = counted  # type: ignore[method-assign]
     return sums
-
-
-def _unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from tests.support.branched import NAME, Branched
+from tests.support.half_rounds import parts
 from tests.support.method_facts import METHODS, brief
 from tests.support.round_contexts import round_context
 from torch import Tensor, nn
@@ -263,21 +264,21 @@ def outcome(case: Case, site: Site, alone: bool, folder: Path | None = None) -> 
     recipe = case.recipe(alone)
     run = prepare(site, Assignment("run", recipe.wire()))
     server = server_methods.build(case.method, {}, site.policy.rules.plugins)
-    state = server.init(whole(run.model), round_context(3))
+    state = server.init(parts(run.model), round_context(3))
     update, client_state = _fitted(site, run, 1, server.broadcast(state, "ann"), {})
     received = server.broadcast(server.aggregate(state, [update], round_context()), "ann")
     time.sleep(case.pause_s)
     if case.restart and folder is not None:
         kept = DiskCheckpoints(folder / "kept", _task(2))
-        for check in (_interrupting(4), lambda: None):
+        for check in (_raising(4, InterruptedError("as if the process had ended")), lambda: None):
             try:
                 update, client_state = _fitted(site, run, 2, received, client_state, check, kept)
             except InterruptedError:
                 assert list((folder / "kept").iterdir())
     else:
-        check = _calling_off(case.called_off)
+        check = _raising(case.called_off, TaskAbortedError())
         update, client_state = _fitted(site, run, 2, received, client_state, check)
-    payloads = {"sent": update.payload, "kept": client_state, "model": whole(run.model)}
+    payloads = {"sent": update.payload, "kept": client_state, "model": parts(run.model)}
     made = {f"{of}/{p}/{n}": a for of, payload in payloads.items() for p, ts in payload.items() for n, a in ts.items()}
     return made | {"loss": np.array(update.metrics["loss"])}
 
@@ -301,14 +302,6 @@ def _task(round: int) -> Task:
     return Task(TaskKind.FIT, "run", round, f"n{round}", None, 0, 60.0)
 
 
-def _calling_off(at: int | None) -> Callable[[], None]:
-    return _raising(at, TaskAbortedError())
-
-
-def _interrupting(at: int) -> Callable[[], None]:
-    return _raising(at, InterruptedError("as if the process had ended"))
-
-
 def _raising(at: int | None, error: Exception) -> Callable[[], None]:
     left = [at]
 
@@ -319,10 +312,6 @@ def _raising(at: int | None, error: Exception) -> Callable[[], None]:
                 raise error
 
     return check
-
-
-def whole(made: SplitModel) -> Payload:
-    return {Part.BODY: dump(made.body), Part.HEAD: dump(made.head)}
 
 
 @method_of_tests()

@@ -7,6 +7,7 @@ import random
 import socket
 import struct
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -56,7 +57,55 @@ class _Connection:
             _reset(writer)
 
 
-class Proxy:
+class Between(ABC):
+    """Listens at `address`, and has each connection served on a thread of its own."""
+
+    def __init__(self, **options: Any) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="between", daemon=True)
+        self._thread.start()
+        opened = asyncio.start_server(self._accept, "127.0.0.1", 0, limit=PIECE, **options)
+        self._server: asyncio.Server = self._do(opened).result(PATIENCE_S)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    @abstractmethod
+    async def _serve(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        """One connection."""
+
+    @abstractmethod
+    async def _let_go(self) -> None:
+        """What becomes of those that are open at the end."""
+
+    def close(self) -> None:
+        """End all connections and the thread, if that has not been done."""
+        if not self._thread.is_alive():
+            return
+        self._do(self._close()).result(PATIENCE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE_S)
+        self._loop.close()
+
+    def _do(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _close(self) -> None:
+        self._server.close()
+        await self._let_go()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._loop.shutdown_default_executor()
+
+    async def _accept(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await self._serve(reader, client)
+
+
+class Proxy(Between):
     """Forwards from `address` to `target`, as `mode` allows; set `mode` and `target` whenever you like.
 
     Attributes:
@@ -70,13 +119,7 @@ class Proxy:
         self.counts: dict[Direction, int] = {"up": 0, "down": 0}
         self.connections = self.resets = 0
         self._live: set[_Connection] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
-        self._thread.start()
-        server = self._do(asyncio.start_server(self._accept, "127.0.0.1", 0, limit=PIECE)).result(PATIENCE_S)
-        self._server = server
-        self.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        super().__init__()
 
     def reset(self, share: float = 1.0, chance: random.Random | None = None) -> int:
         """Reset this share of the live connections; how many those were."""
@@ -86,16 +129,6 @@ class Proxy:
     def half_close(self, direction: Direction) -> None:
         """Say to whom this direction leads that nothing more will come; the other direction stays."""
         self._do(self._half_close(direction)).result(PATIENCE_S)
-
-    def close(self) -> None:
-        """End all connections and the thread."""
-        self._do(self._close()).result(PATIENCE_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE_S)
-        self._loop.close()
-
-    def _do(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _reset(self, share: float, chance: random.Random) -> int:
         hit = {connection for connection in self._live if chance.random() < share}
@@ -109,20 +142,11 @@ class Proxy:
         for connection in self._live:
             (connection.server if direction == "up" else connection.client).write_eof()
 
-    async def _close(self) -> None:
-        self._server.close()
+    async def _let_go(self) -> None:
         for connection in self._live:
             connection.reset()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._loop.shutdown_default_executor()
 
-    async def _accept(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _serve(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         self.connections += 1
         host, _, port = self.target.rpartition(":")
         try:

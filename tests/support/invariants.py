@@ -144,23 +144,25 @@ def serves(address: str, within_s: float = SERVES_WITHIN_S) -> None:
     raise AssertionError(f"N5: {address} does not serve after {within_s:.0f} s: {last}")
 
 
+def resident_bytes(pid: int) -> int:
+    """What a process has in memory."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return int(status.partition("VmRSS:")[2].split()[0]) << 10
+
+
 class Baseline:
     """N7 of a process: its memory and descriptors, now and at the end."""
 
     def __init__(self, pid: int) -> None:
-        self._proc = Path(f"/proc/{pid}")
-        self._bytes, self._descriptors = self.resident(), self.descriptors()
-
-    def resident(self) -> int:
-        (line,) = [line for line in (self._proc / "status").read_text().splitlines() if line.startswith("VmRSS")]
-        return int(line.split()[1]) << 10
+        self._pid = pid
+        self._bytes, self._descriptors = resident_bytes(pid), self.descriptors()
 
     def descriptors(self) -> int:
-        return len(list((self._proc / "fd").iterdir()))
+        return len(list(Path(f"/proc/{self._pid}/fd").iterdir()))
 
     def check(self, more_bytes: int = 64 << 20, more_descriptors: int = 8) -> None:
         """Not much more than at first."""
-        grown, opened = self.resident() - self._bytes, self.descriptors() - self._descriptors
+        grown, opened = resident_bytes(self._pid) - self._bytes, self.descriptors() - self._descriptors
         assert grown <= more_bytes, f"N7: {grown >> 20} MiB more than at first"
         assert opened <= more_descriptors, f"N7: {opened} descriptors more than at first"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from tests.support.free_ports import free_port
 from tests.support.pki import Authority
 from tests.support.processes import Processes
 from tests.support.prometheus import Prometheus, target
@@ -139,17 +139,9 @@ def join(processes: Processes, name: str) -> None:
     policy = shipped.folder("policies") / "open.toml"
     share = ("--role=evaluator",) if name == EVALUATOR else (f"--partition-index={SITES.index(name)}",)
     (processes.folder / name / ADDRESS).unlink(missing_ok=True)
-    processes.start(
-        name,
-        "client",
-        "start",
-        f"--settings={processes.folder / 'site.toml'}",
-        f"--site={name}",
-        f"--server={processes.address}",
-        f"--policy={policy}",
-        "--metrics=127.0.0.1:0",
-        *share,
-    )
+    known = (f"--settings={processes.folder / 'site.toml'}", f"--site={name}", f"--server={processes.address}")
+    more = (f"--policy={policy}", "--metrics=127.0.0.1:0", *share)
+    processes.start(name, "client", "start", *known, *more)
 
 
 def scraped(processes: Processes) -> dict[str, str]:
@@ -161,10 +153,3 @@ def scraped(processes: Processes) -> dict[str, str]:
 def all_up(prometheus: Prometheus) -> bool:
     targets = prometheus.targets()
     return len(targets) == len(SITES) + 2 and all(one["health"] == "up" for one in targets)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

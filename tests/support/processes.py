@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Self, TypeAlias
 
 from tests.support.pki import Authority
+from tests.support.waiting import wait_for
 from tests.support.warm_processes import WarmProcess
 
 from protofed.common import failpoint
@@ -23,6 +24,7 @@ from protofed.common.pki.identity import Party
 from protofed.common.protocol.messages import Role
 from protofed.deploy import shipped
 from protofed.deploy.operator.connection import Operator
+from protofed.deploy.simulation.simulation import simulation
 from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.reader import LedgerReader
 
@@ -117,10 +119,7 @@ class Processes:
             self.site(name, f"--partition-index={share}", fails=(fails or {}).get(name, ""))
 
     def wait_for(self, condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-        until = time.monotonic() + patience_s
-        while not condition():
-            assert time.monotonic() < until, self.logs()
-            time.sleep(0.02)
+        wait_for(condition, patience_s, self.logs)
 
     @contextmanager
     def ledger(self) -> Iterator[LedgerReader]:
@@ -157,6 +156,33 @@ class Processes:
         self.running[name].send_signal(signal.SIGKILL)
         self.running[name].wait()
 
+    def died(self, name: str, place: str = "its failpoint") -> None:
+        """Wait until a process has killed itself there."""
+        process = self.running[name]
+        self.wait_for(lambda: process.poll() is not None)
+        assert process.returncode == -signal.SIGKILL, f"{name} ended before it reached {place}\n{self.logs()}"
+
+    def die_at_each(self, name: str, places: Sequence[str], start: Callable[[str], object]) -> None:
+        """A process that was started to die at the first of these places dies there; started again, at the next."""
+        for place, after in zip(places, [*places[1:], ""], strict=True):
+            self.died(name, place)
+            start(f"{after}=kill" if after else "")
+
+    def die_side_by_side(self, places: Mapping[str, Iterator[str]], start: Callable[[str, str], object]) -> list[str]:
+        """Start these processes, each to die at its places, one after the other; where they died."""
+        armed, deaths = {name: next(own) for name, own in places.items()}, []
+        for name, place in armed.items():
+            start(name, f"{place}=kill")
+        while armed:
+            self.wait_for(lambda: any(self.running[name].poll() is not None for name in armed))
+            for name in [name for name in armed if self.running[name].poll() is not None]:
+                deaths.append(armed.pop(name))
+                self.died(name, deaths[-1])
+                if following := next(places[name], ""):
+                    armed[name] = following
+                start(name, f"{following}=kill" if following else "")
+        return deaths
+
     def finish(self, names: Sequence[str]) -> list[int]:
         return [self.running[name].wait(PATIENCE_S) for name in names]
 
@@ -187,8 +213,43 @@ class Processes:
         with self.ledger() as ledger:
             return [row.state for row in ledger.rounds(self.recipe.name) if row.state][-1]
 
+    def attempts(self) -> list[tuple[int, int]]:
+        """All rounds that were opened, with their attempts."""
+        with self.ledger() as ledger:
+            return [(row.round, row.attempt) for row in ledger.rounds(self.recipe.name)]
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(encoding="utf-8")
+
     def logs(self) -> str:
         return "\n".join(f"== {log.name}\n{log.read_text()[-1500:]}" for log in sorted(self.folder.glob("*.log")))
+
+
+def certified(folder: Path) -> Iterator[Callable[[Recipe], Processes]]:
+    """For a fixture: a folder for processes that know each other by certificates; none is left running."""
+    made: list[Processes] = []
+
+    def make(recipe: Recipe) -> Processes:
+        made.append(Processes.of(folder, recipe))
+        made[-1].authority = Authority.make()
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+def undisturbed(recipe: Recipe) -> str:
+    """The final state's digest of a simulation, which is that of a run without faults; each recipe is run once."""
+    return _undisturbed(recipe.model_dump_json())
+
+
+@functools.cache
+def _undisturbed(recipe: str) -> str:
+    with simulation(Recipe.model_validate_json(recipe)) as running:
+        running.go()
+        assert running.run.published is not None
+        return running.run.published.address
 
 
 def to_toml(recipe: Recipe) -> str:

@@ -149,12 +149,6 @@ def refused(call: Callable[..., object], *arguments: Any, **fields: Any) -> tupl
     return error.code(), error.details()
 
 
-def client_state(pid: int) -> int:
-    """What a process has resident, in bytes."""
-    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    return int(status.partition("VmRSS:")[2].split()[0]) << 10
-
-
 def zeros(size: int) -> bytes:
     """What gzip makes of that many zero bytes, which are never held."""
     packer, piece, checksum = zlib.compressobj(9, wbits=-15), bytes(1 << 20), 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import queue
-import socket
 import ssl
 import threading
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any, Self
 
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
+from tests.support.free_ports import free_port
 
 from protofed.common.config.settings import NotifyEvent, ServerSettings
 from protofed.common.config.toml_files import read_table
@@ -144,7 +144,7 @@ class MailReceiver:
         options: dict[str, Any] = {"ssl_context": context} if tls else {"tls_context": context}
         if user:
             options |= {"authenticator": self._authenticate, "auth_required": True, "auth_require_tls": not tls}
-        self._controller = Controller(self, hostname="127.0.0.1", port=port or _free_port(), **options)
+        self._controller = Controller(self, hostname="127.0.0.1", port=port or free_port(), **options)
         self._controller.start()
 
     @property
@@ -206,9 +206,3 @@ def secret_file(folder: Path, text: str, name: str = "secret") -> Path:
     path.touch(0o600)
     path.write_text(f"{text}\n", encoding="ascii")
     return path
-
-
-def _free_port() -> int:
-    """A port for aiosmtpd, which does not say which one it got."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
@@ -20,7 +19,6 @@ SIZE = "1200,1500"
 
 def main() -> None:
     """Simulate the run of the tutorial and draw its report."""
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURE
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
         raise SystemExit(f"no browser: none of {', '.join(BROWSERS)} is installed")
@@ -30,7 +28,7 @@ def main() -> None:
             running.go()
         page = write_report(read_run_record(state, None), Path(folder) / "report.html")
         picture(browser, page, Path(folder) / "report.png", SIZE)
-        shutil.copy(Path(folder) / "report.png", target)
+        shutil.copy(Path(folder) / "report.png", PICTURE)
 
 
 if __name__ == "__main__":

@@ -60,10 +60,10 @@ def answer(
 
 def snapshot_of(*answers: ServerReply, now: float = NOW) -> RunSnapshot:
     """The last answer as a snapshot, of who saw the others, too."""
-    client_state = WatchHistory()
+    history = WatchHistory()
     for one in answers:
-        client_state = client_state.after(one)
-    return snapshot(answers[-1], client_state, now)
+        history = history.after(one)
+    return snapshot(answers[-1], history, now)
 
 
 def mixed_reply(sites: int = 6) -> ServerReply:

@@ -9,17 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-import threading
-from collections.abc import Coroutine
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
-PIECE = 1 << 16
-PATIENCE_S = 5.0
+from tests.support.fault_proxy import PIECE, Between
+
+LAST_WORDS_S = 5.0  # what a daemon said may be on its way
 
 
-class Recorder:
+class Recorder(Between):
     """Forwards from `address` to `target`, both over TLS.
 
     Args:
@@ -36,39 +33,13 @@ class Recorder:
         self._outward = _context(ssl.PROTOCOL_TLS_CLIENT, site)
         inward = _context(ssl.PROTOCOL_TLS_SERVER, own)
         inward.verify_mode = ssl.CERT_REQUIRED
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="recorder", daemon=True)
-        self._thread.start()
-        self._server = self._do(asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=inward)).result(10)
-        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        super().__init__(ssl=inward)
 
-    def close(self) -> None:
-        """End all connections and the thread, if that has not been done; what was said stays."""
-        if not self._thread.is_alive():
-            return
-        self._do(self._close()).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
-
-    def _do(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    async def _close(self) -> None:
-        self._server.close()
+    async def _let_go(self) -> None:
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=PATIENCE_S)  # what a daemon said last may be on its way
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._loop.shutdown_default_executor()
+            await asyncio.wait(self._tasks, timeout=LAST_WORDS_S)
 
-    async def _accept(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _serve(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         host, _, port = self._target.rpartition(":")
         try:
             back, server = await asyncio.open_connection(host, int(port), ssl=self._outward)

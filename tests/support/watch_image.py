@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import re
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,7 +17,6 @@ from rich.console import Console
 from tests.support.processes import Processes
 
 from protofed.common.address import NO_TLS
-from protofed.common.config.recipe import Recipe
 from protofed.deploy import shipped
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.screen import WatchScreen
@@ -28,13 +26,14 @@ from protofed.deploy.operator.watch import Watcher
 SITES = [f"site-{number}" for number in range(1, 7)]
 LATE, OUT = SITES[1], SITES[4]
 WIDTH, HEIGHT = 100, 31
+RULES = ("min_sites=5", "quorum=0.5", "deadline_s=60", "grace=0.5", "stall_timeout_s=6", "heartbeat_s=0.2")
 PICTURE = Path(__file__).parents[2] / "docs" / "assets" / "watch.svg"
 
 
 def main() -> None:
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURE
     with tempfile.TemporaryDirectory() as folder:
-        processes = Processes.of(Path(folder), _recipe())
+        changes = [f"data.partition.sites={len(SITES)}", "plan.epochs=60", *(f"federation.{rule}" for rule in RULES)]
+        processes = Processes.of(Path(folder), shipped.recipe("digits-fednh", changes))
         try:
             processes.server()
             processes.site("evaluator", "--role=evaluator")
@@ -47,28 +46,7 @@ def main() -> None:
     console = Console(width=WIDTH, height=HEIGHT, record=True, file=io.StringIO(), force_terminal=True)
     console.print(WatchScreen(seen, HEIGHT))
     drawn = console.export_svg(title=f"protofed runs watch {seen.run}")
-    target.write_text(re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL), encoding="utf-8")  # from a host
-
-
-def _recipe() -> Recipe:
-    read = shipped.recipe("digits-fednh")
-    rules = {
-        "min_sites": 5,
-        "quorum": 0.5,
-        "deadline_s": 60.0,
-        "grace": 0.5,
-        "stall_timeout_s": 6.0,
-        "heartbeat_s": 0.2,
-    }
-    assert read.data is not None
-    data = read.data.model_copy(update={"partition": read.data.partition.model_copy(update={"sites": len(SITES)})})
-    return read.model_copy(
-        update={
-            "data": data,
-            "plan": read.plan.model_copy(update={"epochs": 60}),
-            "federation": read.federation.model_copy(update=rules),
-        }
-    )
+    PICTURE.write_text(re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL), encoding="utf-8")  # from a host
 
 
 def _disturbed(processes: Processes, operator: Operator) -> Seen:
