@@ -13,7 +13,8 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -35,7 +36,8 @@ class WarmProcess:
         os.umask(umask := os.umask(0o077))
         own = (list(arguments), dict(environment), os.getcwd(), umask, str(log))
         self._process = context.Process(target=_run, args=own, daemon=True)
-        self._process.start()
+        with _without_main():
+            self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
 
@@ -68,6 +70,20 @@ class WarmProcess:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide what this process runs: what is forked would import it, and with it gRPC, as of `python -m tests.bench…`."""
+    main = sys.modules["__main__"]
+    hidden = {name: value for name in ("__spec__", "__file__") if (value := getattr(main, name, None)) is not None}
+    for name in hidden:
+        setattr(main, name, None)
+    try:
+        yield
+    finally:
+        for name, value in hidden.items():
+            setattr(main, name, value)
 
 
 def _run(arguments: list[str], environment: dict[str, str], folder: str, umask: int, log: str) -> None:

@@ -40,7 +40,7 @@ STYLE = """<style>
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        changes = [f"data.partition.sites={len(SITES)}", "plan.epochs=60", *(f"federation.{rule}" for rule in RULES)]
+        changes = [f"data.partition.sites={len(SITES)}", "plan.epochs=500", *(f"federation.{rule}" for rule in RULES)]
         processes = Processes.of(Path(folder), shipped.recipe("digits-fednh", changes))
         try:
             processes.server()
