@@ -62,7 +62,9 @@ def _tracked(*patterns: str) -> list[Path]:
 
 PAGES = _tracked("*.md")
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
-TOP = {"extends", "unset", *Recipe.model_fields, *ServerSettings.model_fields, *ClientSettings.model_fields}
+TOP = {"extends", "unset"}.union(
+    *(model.model_fields for model in (Recipe, ServerSettings, ClientSettings, PolicyRules))
+)
 COMMANDS = {path[1:]: command for path, command in tables.commands()}
 GROUPS = {path for path, command in COMMANDS.items() if getattr(command, "commands", None)}
 
