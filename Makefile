@@ -66,19 +66,21 @@ format: .venv/ready     ## bring the code into the house's form
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
-docs: .venv/ready       ## site/: the documents as pages, the reference from the code; a link that leads nowhere is an error
+docs: .venv/ready       ## the reference, from the code; site/: the documents as pages, where a link that leads nowhere is an error
+	.venv/bin/python -m docs.tables
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build
 
 notebook: .venv/ready   ## docs/tutorials/lab.ipynb with the outputs of a new run
 	.venv/bin/python -m tests.support.notebook
 
-check: .venv/ready      ## formatter, linter, types, layers, generated code, no pickles
+check: .venv/ready      ## formatter, linter, types, layers, generated code and documents, no pickles
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 	tests/no_pickles.sh
 	tests/proto_drift.sh
+	.venv/bin/python -m docs.tables --check
 
 bench: .venv/ready      ## measurements beside their goals: make bench BENCH="--only rounds --against FILE"
 	.venv/bin/python -m tests.bench $(BENCH)

@@ -1,6 +1,5 @@
 """What MkDocs does besides turning pages into HTML (`hooks` in mkdocs.yml).
 
-* `<!-- generated: NAME -->` in a page becomes what docs/tables.py makes of the code.
 * Pages link to files of the repository outside docs/ by their relative path, as on any forge. Such a file becomes part
   of the site under repository/, Markdown as a page, and the link leads there. A missing file is a warning, which
   fails `make docs`.
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from docs import notebooks
-from docs.tables import GENERATED, WINGS
+from docs.tables import WINGS
 from mkdocs.plugins import get_plugin_logger
 from mkdocs.structure.files import File, Files
 
@@ -32,7 +31,6 @@ PUBLIC = (
     "protofed.testing",
 )
 OUTSIDE = "repository"
-MARK = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 log = get_plugin_logger(__name__)
@@ -71,7 +69,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Fill in what is generated, and lead links that leave docs/ to the files that were carried along."""
+    """Lead links that leave docs/ to the files that were carried along."""
     uri = page.file.src_uri
 
     def led(link: re.Match[str]) -> str:
@@ -82,8 +80,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"{link[1]}{relative}{link[3] or ''}{link[4]}"
 
     pieces = FENCE.split(markdown)
-    text = "".join(piece if piece.startswith("```") else LINK.sub(led, piece) for piece in pieces)
-    return MARK.sub(lambda mark: GENERATED[mark[1]](), text)
+    return "".join(piece if piece.startswith("```") else LINK.sub(led, piece) for piece in pieces)
 
 
 def _targets(uri: str, markdown: str) -> Iterator[str]:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable
+
+# What docs/tables.py makes, between its marks. A mark alone is a part that was not written yet.
+GENERATED = re.compile(
+    r"^<!-- generated: ([\w-]+) -->$(?:\n(?:(?!^<!-- generated: ).)*?^<!-- end -->$)?", re.MULTILINE | re.DOTALL
+)
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

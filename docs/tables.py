@@ -1,6 +1,7 @@
-"""The parts of the reference that are made from the code: a page has `<!-- generated: NAME -->` where one belongs.
+"""The parts of the documents that are made from the code: each stands between `<!-- generated: NAME -->` and
+`<!-- end -->`.
 
-`python -m docs.tables NAME` prints one; docs/hooks.py puts them into the pages when the site is built.
+`python -m docs.tables` writes them, as `make docs` does; with `--check` it only says which pages are stale.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from docs import method_tables
+from docs import markdown, method_tables
 from docs.markdown import first_lines, table
 from pydantic import BaseModel
 
@@ -366,5 +367,32 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     **{f"halves-{name}": partial(method_tables.halves, name) for name in client_methods},
 }
 
+
+def fill(text: str) -> str:
+    """A page's text, with each generated part as the code has it now."""
+    return markdown.GENERATED.sub(
+        lambda part: f"<!-- generated: {part[1]} -->\n\n{GENERATED[part[1]]().strip()}\n\n<!-- end -->", text
+    )
+
+
+def find_stale() -> dict[Path, str]:
+    """The pages whose generated parts differ from what the code gives, with the text that they should have."""
+    texts = {page: page.read_text(encoding="utf-8") for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]}
+    return {page: new for page in sorted(texts) if (new := fill(texts[page])) != texts[page]}
+
+
+def main(arguments: list[str]) -> int:
+    """Write the stale pages; with `--check` name them and return 1."""
+    stale = find_stale()
+    if arguments == ["--check"]:
+        if stale:
+            names = ", ".join(page.relative_to(ROOT).as_posix() for page in stale)
+            sys.stderr.write(f"stale, because the code has changed: {names}. `make docs` writes them anew.\n")
+        return int(bool(stale))
+    for page, text in stale.items():
+        page.write_text(text, encoding="utf-8")
+    return 0
+
+
 if __name__ == "__main__":
-    sys.stdout.write(GENERATED[sys.argv[1]]() + "\n")
+    sys.exit(main(sys.argv[1:]))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from docs import method_tables, tables
+from docs import markdown, method_tables, tables
 from pydantic import BaseModel
 from tests.e2e import pilot_guide, pilot_images
 
@@ -47,7 +47,6 @@ ROOT = Path(__file__).parents[2]
 RUNBOOK = ROOT / "docs/how-to/alerts.md"
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]+))?\)")
-MARK = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
 CITED = {name: ROOT / f"docs/explanation/{name.lower()}.md" for name in ("METHODS", "PROTOCOL", "PERFORMANCE")}
 CITATION = re.compile(rf"\b({'|'.join(CITED)}) §?(\d+(?:\.\d+)?)")
 # What a command may be called in: a block's line, with or without its folder, or prose between backticks.
@@ -63,7 +62,9 @@ def _tracked(*patterns: str) -> list[Path]:
 
 PAGES = _tracked("*.md")
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
-TOP = {"extends", "unset", *Recipe.model_fields, *ServerSettings.model_fields, *ClientSettings.model_fields}
+TOP = {"extends", "unset"}.union(
+    *(model.model_fields for model in (Recipe, ServerSettings, ClientSettings, PolicyRules))
+)
 COMMANDS = {path[1:]: command for path, command in tables.commands()}
 GROUPS = {path for path, command in COMMANDS.items() if getattr(command, "commands", None)}
 
@@ -79,9 +80,7 @@ def _prose(page: Path) -> str:
 def _anchors(page: Path) -> set[str]:
     """As a forge makes them of headings."""
     found: set[str] = set()
-    for title in re.findall(
-        r"^#+ (.+)$", MARK.sub(lambda mark: tables.GENERATED[mark[1]](), _prose(page)), re.MULTILINE
-    ):
+    for title in re.findall(r"^#+ (.+)$", _prose(page), re.MULTILINE):
         plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower()
         found.add(re.sub(r"[^\w\- ]", "", plain).replace(" ", "-"))
     return found
@@ -152,9 +151,21 @@ def test_what_the_steps_of_an_algorithm_name_is_in_the_halves() -> None:
             assert [word for word in words if word not in halves] == [], row
 
 
-def test_every_mark_is_made_and_everything_made_is_shown() -> None:
-    shown = [name for page in PAGES for name in MARK.findall(_text(page))]
+def test_everything_that_is_made_is_shown() -> None:
+    shown = [name for page in PAGES for name in markdown.GENERATED.findall(_text(page))]
     assert sorted(shown) == sorted(tables.GENERATED)
+
+
+def test_what_is_generated_is_as_the_code_has_it() -> None:
+    assert [str(page.relative_to(ROOT)) for page in tables.find_stale()] == [], "`make docs` writes them anew"
+
+
+def test_a_mark_alone_and_a_part_of_an_older_text_are_filled_and_text_between_parts_stays() -> None:
+    made = f"<!-- generated: sources -->\n\n{tables.sources()}\n\n<!-- end -->"
+    old = "<!-- generated: sources -->\n\nold\n<!-- end -->"
+    page = f"# Title\n\n<!-- generated: sources -->\n\ntext\n\n{old}\n\nlast\n"
+    assert tables.fill(page) == f"# Title\n\n{made}\n\ntext\n\n{made}\n\nlast\n"
+    assert tables.fill(tables.fill(page)) == tables.fill(page)
 
 
 def test_every_metric_is_in_the_tables_and_nothing_else() -> None:

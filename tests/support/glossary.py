@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from docs.markdown import GENERATED
 from tests.support.sentences import ROOT, pages
 
 GLOSSARY = "docs/reference/glossary.md"
@@ -20,7 +21,7 @@ UNLINKED = {
     "Attempt", "Update", "Part", "Policy", "Disclosure", "Worst site", "Calibration", "Fingerprint", "Journal", "Blob",
 }  # fmt: skip
 SKIPPED = (GLOSSARY, "CHANGELOG.md", "docs/STYLE.md", "docs/index.md", "README.md", "SECURITY.md", "CONTRIBUTING.md")
-# What is no prose: fenced code, headings, rows of tables, comments.
+# What is no prose: what is generated, fenced code, headings, rows of tables, comments.
 BLOCK = re.compile(r"^```.*?^```$|^#[^\n]*$|^\|[^\n]*$|<!--.*?-->", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`[^`]+`")
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\([^)]*\)")
@@ -57,7 +58,7 @@ def checked() -> Iterator[str]:
 def _first(term: str, text: str) -> tuple[int, int] | None:
     """Where a page first uses a term outside of code; None: nowhere, or within a link."""
     prose = text
-    for pattern in (BLOCK, CODE):
+    for pattern in (GENERATED, BLOCK, CODE):
         prose = pattern.sub(lambda match: " " * len(match[0]), prose)
     word = r"\s+".join(map(re.escape, term.split())) + (r"(?!\w)" if term.endswith(")") else r"s?\b")
     flags = re.NOFLAG if term.isupper() or "(" in term else re.IGNORECASE

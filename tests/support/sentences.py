@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from docs.markdown import GENERATED
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
@@ -98,7 +99,11 @@ def find_limits(page: str) -> Limits | None:
 
 
 def measure(text: str) -> Figures:
-    """Count a page's prose: paragraphs, items of lists and quotations; no headings, tables, code and comments."""
+    """Count a page's prose: paragraphs, items of lists and quotations; no headings, tables, code and comments.
+
+    Nothing that is generated is counted, not even among the words.
+    """
+    text = GENERATED.sub("", text)
     blocks = list(_blocks(text))
     sentences = [sentence for block in blocks for sentence in _split(block)]
     words = sum(len(WORD.findall(line)) for line in _everything(text))
