@@ -198,17 +198,19 @@ def test_a_release_comes_into_the_repository_with_its_tag_and_the_next_version(
 
 
 def test_a_build_that_fails_leaves_the_repository_as_it_was(
-    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(clone: Path, version: Version) -> None:
         raise subprocess.CalledProcessError(1, ["hatchling", clone])
 
     monkeypatch.setattr(release, "_build", fail)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = git(repository, "rev-parse", "HEAD")
     assert release.main(["0.3.0"], repository) == 1
     assert "nothing is released" in capsys.readouterr().err
     assert (git(repository, "rev-parse", "HEAD"), git(repository, "tag")) == (before, "")
     assert git(repository, "status", "--porcelain") == ""
+    assert list(tmp_path.iterdir()) == [repository]
 
 
 # The command, on a clone of this repository

@@ -46,21 +46,27 @@ def release(root: Path, text: str, today: date, *, dry: bool) -> Path:
     version = check(root, text)
     work = Path(tempfile.mkdtemp(prefix=f"{NAME}-release-"))
     clone = work / NAME
-    git(work, "clone", "--quiet", "--branch", BRANCH, str(root), NAME)
+    try:
+        _make(root, clone, version, today)
+        if dry:
+            return clone / "dist"
+        git(root, "pull", "--quiet", "--ff-only", str(clone), BRANCH)
+        git(root, "fetch", "--quiet", str(clone), "tag", f"v{version}")
+        shutil.rmtree(root / "dist", ignore_errors=True)
+        return shutil.copytree(clone / "dist", root / "dist")
+    finally:
+        if not dry:
+            shutil.rmtree(work)
+
+
+def _make(root: Path, clone: Path, version: Version, today: date) -> None:
+    git(clone.parent, "clone", "--quiet", "--branch", BRANCH, str(root), clone.name)
     for key in ("user.name", "user.email"):  # a clone does not have the repository's own
         if value := git(root, "config", "--default", "", "--get", key):
             git(clone, "config", key, value)
-    tag = _commit_release(clone, version, today)
+    _commit_release(clone, version, today)
     _build(clone, version)
     _commit_development(clone, next_development(version))
-    if dry:
-        return clone / "dist"
-    git(root, "pull", "--quiet", "--ff-only", str(clone), BRANCH)
-    git(root, "fetch", "--quiet", str(clone), "tag", tag)
-    shutil.rmtree(root / "dist", ignore_errors=True)
-    shutil.copytree(clone / "dist", root / "dist")
-    shutil.rmtree(work)
-    return root / "dist"
 
 
 def check(root: Path, text: str) -> Version:
@@ -97,22 +103,17 @@ def next_development(version: Version) -> Version:
     return Version(f"{version.major}.{version.minor + 1}.0.dev0")
 
 
-def _commit_release(clone: Path, version: Version, today: date) -> str:
-    """Commit and tag it; returns the tag."""
+def _commit_release(clone: Path, version: Version, today: date) -> None:
+    """Commit and tag it, with its notes as the tag's message."""
     write_version(version, clone)
     changes = clone / CHANGES
     text = changelog.write_date(changes.read_text(encoding="utf-8"), str(version), today)
     changes.write_text(text, encoding="utf-8")
     git(clone, "commit", "--quiet", "--all", "--message", f"Release {version}")
-    notes = _notes(clone, version)
+    notes = clone / "dist" / f"{NAME}-{version}-notes.md"
     notes.parent.mkdir()
     notes.write_text(f"# {NAME} {version}\n\n{changelog.read_section(text, str(version))}\n", encoding="utf-8")
     git(clone, "tag", "--annotate", "--cleanup=verbatim", "--file", str(notes), f"v{version}")
-    return f"v{version}"
-
-
-def _notes(clone: Path, version: Version) -> Path:
-    return clone / "dist" / f"{NAME}-{version}-notes.md"
 
 
 def _build(clone: Path, version: Version) -> None:
