@@ -7,8 +7,8 @@ PB := protos/protofed/protos/v1
 PROTOC = .venv/bin/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=.venv/bin/protoc-gen-mypy \
 	--plugin=protoc-gen-mypy_grpc=.venv/bin/protoc-gen-mypy_grpc
 
-.PHONY: help demo compose-demo test test-fast docs format notebook slow faults e2e postgres check bench bench-peers leakage browser dashboards images version wheelhouse sbom dependencies protos \
-	policies pictures constraints clean
+.PHONY: help demo compose-demo test test-fast docs format notebook slow faults e2e postgres check bench bench-peers leakage browser dashboards images version release wheelhouse sbom dependencies protos \
+	policies compatibility pictures constraints clean
 help:            ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*##/\1\t/p' Makefile
 
@@ -98,10 +98,11 @@ images:                 ## protofed-server and protofed-client; more options for
 		--build-arg VERSION=$(IMAGE_VERSION) --build-arg REVISION=$$(git rev-parse HEAD) \
 		-t protofed-$$target:$(IMAGE_VERSION) . || exit 1; done
 
-version:                ## write the version of pyproject.toml wherever an image or the chart is named
-	sed -i -E 's/(protofed-(server|client):)[0-9]+\.[0-9]+\.[0-9]+/\1$(IMAGE_VERSION)/g' $$(git grep -lE 'protofed-(server|client):[0-9]' -- deploy docs)
-	sed -i -E 's/^ARG VERSION=.*/ARG VERSION=$(IMAGE_VERSION)/' deploy/docker/Dockerfile
-	sed -i -E 's/^(version: |appVersion: ")[0-9.]+/\1$(IMAGE_VERSION)/' deploy/helm/protofed/Chart.yaml
+version: .venv/ready    ## write the version of pyproject.toml wherever an image, a wheel or the chart is named
+	.venv/bin/python -m tests.support.version_names
+
+release: .venv/ready    ## a release: versions, notes, dist/, commits and tag: make release VERSION=0.3.0, first with DRY=1
+	.venv/bin/python -m tests.support.release $(VERSION) $(if $(DRY),--dry)
 
 EXTRAS ?= postgres,report
 FETCH = .venv/bin/python -m pip --quiet --disable-pip-version-check
@@ -110,13 +111,8 @@ wheelhouse: .venv/ready ## wheelhouse/: all wheels of an installation without a 
 	$(FETCH) download --only-binary=:all: -c constraints.txt -c deploy/docker/tools.txt --dest wheelhouse \
 		-r deploy/docker/tools.txt "$$(ls wheelhouse/protofed-*.whl)[$(EXTRAS)]"
 
-CYCLONEDX = .venv/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --validate
 sbom: .venv/ready       ## sbom/*.cdx.json: what the server alone installs, and what everything does (CycloneDX)
-	rm -rf sbom && $(PYTHON) -m venv --without-pip sbom/server
-	.venv/bin/python -m pip --python sbom/server install --quiet --disable-pip-version-check -c constraints.txt .
-	$(CYCLONEDX) -o sbom/server.cdx.json sbom/server
-	$(CYCLONEDX) -o sbom/full.cdx.json .venv
-	rm -rf sbom/server
+	.venv/bin/python -m tests.support.sbom
 
 dependencies: .venv/ready ## whether all fits together, and known vulnerabilities; needs the network
 	.venv/bin/python -m pip check
@@ -128,6 +124,9 @@ protos: .venv/ready     ## generate the messages and stubs from the .proto files
 
 policies: .venv/ready   ## the lists of methods in deploy/policies, of all that a policy's other rules admit
 	.venv/bin/python -m tests.support.shipped_policies
+
+compatibility: .venv/ready ## tests/golden/compatibility.json, the names that a minor version keeps; says which of them are gone
+	.venv/bin/python -m tests.support.public_names
 
 pictures:        ## docs/*.svg from docs/*.dot; needs graphviz
 	for name in architecture pilot update; do dot -Tsvg docs/assets/$$name.dot -o docs/assets/$$name.svg || exit 1; done

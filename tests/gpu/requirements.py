@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
-from importlib import metadata
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tests.checkout import ROOT
+from tests.support.installed_needs import closure
 
 EXTRA = "client"
 # What a machine for PyTorch has, of its own versions, or these bring along; a second copy of a library with compiled
@@ -36,27 +34,7 @@ def lines() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     asked = [*project["dependencies"], *project["optional-dependencies"][EXTRA]]
     pins = _pins()
-    return [f"{name}=={pins[name]}" for name in sorted(_closure(_applying(asked, ())))]
-
-
-def _closure(roots: Iterable[tuple[str, frozenset[str]]]) -> set[str]:
-    """The names of these libraries, given with their extras, and of all that they need in turn; but for `PRESENT`."""
-    waiting, seen = list(roots), set[tuple[str, frozenset[str]]]()
-    while waiting:
-        name, extras = found = waiting.pop()
-        if found not in seen and name not in PRESENT:
-            seen.add(found)
-            waiting += _applying(metadata.requires(name) or (), extras)
-    return {name for name, _ in seen}
-
-
-def _applying(requirements: Iterable[str], extras: Iterable[str]) -> Iterator[tuple[str, frozenset[str]]]:
-    """The requirements that apply on the other machine, by name, with the extras that they ask for."""
-    for text in requirements:
-        requirement = Requirement(text)
-        marker = requirement.marker
-        if marker is None or any(marker.evaluate({**_THERE, "extra": extra}) for extra in ("", *extras)):
-            yield canonicalize_name(requirement.name), frozenset(requirement.extras)
+    return [f"{name}=={pins[name]}" for name in closure(asked, _THERE, PRESENT)]
 
 
 def _pins() -> dict[str, str]:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.version import Version
 from tests.support.helm_chart import CHART, ROOT, VALUES, Object, case_values, load, schema, schema_errors
+from tests.support.version_names import semantic
 
 from protofed.common.version import VERSION
 
@@ -96,7 +98,7 @@ def _strict(node: Any, at: str) -> list[str]:
 
 def test_the_chart_is_of_this_version_with_prometheus_rules_and_no_registry() -> None:
     chart = load(CHART / "Chart.yaml")
-    assert chart["appVersion"] == chart["version"] == VERSION
+    assert (chart["appVersion"], chart["version"]) == (VERSION, semantic(Version(VERSION)))
     values = load(CHART / "values.yaml")
     assert values["imageRegistry"] == ""
     assert (values["server"]["image"]["repository"], values["server"]["image"]["tag"]) == ("protofed-server", "")
