@@ -99,20 +99,20 @@ def test_a_former_demos_folder_loses_what_the_demo_made_but_through_no_link(tmp_
         empty_folder(tmp_path / "link")
 
 
-def test_a_demo_of_one_round_tells_of_every_run_and_leaves_nothing_running(tmp_path: Path) -> None:
-    """The demo's whole way, in its process, with the shipped recipes cut to their first round."""
+def test_a_demo_of_few_rounds_tells_of_every_run_and_leaves_nothing_running(tmp_path: Path) -> None:
+    """The demo's whole way, in its process, with the shipped recipes cut to their first rounds."""
     recipes, folder = tmp_path / "recipes", tmp_path / "demo"
     recipes.mkdir()
     for name in RECIPES:
         text = shipped.recipe_file(name).read_text(encoding="utf-8")
-        (recipes / f"{name}.toml").write_text(re.sub(r"(?m)^rounds = \d+$", "rounds = 1", text), encoding="utf-8")
+        (recipes / f"{name}.toml").write_text(re.sub(r"(?m)^rounds = \d+$", "rounds = 5", text), encoding="utf-8")
     screen = StringIO()
     run_demo(folder, Console(file=screen, width=120), recipes)
     out = screen.getvalue()
     assert left_running(folder) == []
     views = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
     assert [view["run"] for view in views] == list(RECIPES)
-    assert {view["round"] for view in views} == {1}
+    assert {view["round"] for view in views} == {5}
     for view in views:
         assert f"{100 * view['scores']['personal.pm_v']['mean']:.1f}" in out
     assert "no report.html" not in out
