@@ -81,6 +81,7 @@ check: .venv/ready      ## formatter, linter, types, layers, generated code and 
 	tests/no_pickles.sh
 	tests/proto_drift.sh
 	.venv/bin/python -m docs.tables --check
+	.venv/bin/python -m tests.support.sentences --quiet
 
 bench: .venv/ready      ## measurements beside their goals: make bench BENCH="--only rounds --against FILE"
 	.venv/bin/python -m tests.bench $(BENCH)

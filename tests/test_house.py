@@ -15,10 +15,9 @@ PUBLIC_FACE = r"(?s)from protofed\.client\.method import \([^)]*\)\n"
 # What a half says of itself beside its algorithm: its declaration, what a round costs under noise, what is summed.
 DECLARED = r"(?s)\n    def (?:dp_cost|sum_form)\(.*?(?=\n    def |\n\n\n|\Z)|\n    declares: .*?\n    \)"
 SOURCES = ("server", "client", "common", "deploy", "protos")
-# Words of our own for which the field has one, as parts of names and in documents.
+# Words of our own for which the field has one, as parts of names; tests/support/sentences.py has those of documents.
 BANNED_NAMES = re.compile(r"(?i)secure_?sum|(?<!place)holders|crew|standstill|begun|set_aside")
 BANNED_CONSTANTS = re.compile(r"^_?(MOST|FEWEST|LEAST)_")
-BANNED_TEXT = re.compile(r"\bsecure sums?\b|\bcrews?\b|\bstandstill\b|\bbegun\b", re.IGNORECASE)
 
 
 def test_nobody_ends_the_namespace() -> None:
@@ -54,12 +53,6 @@ def test_functions_are_named_by_verbs() -> None:
     """`names_of(run)` says less than `list_names(run)`."""
     functions = {node.name for tree in _trees() for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     assert sorted(name for name in functions if re.search(r"[a-z]_of$", name)) == []
-
-
-def test_documents_use_the_fields_words() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    found = {str(page.relative_to(ROOT)): BANNED_TEXT.findall(page.read_text(encoding="utf-8")) for page in pages}
-    assert {page: words for page, words in found.items() if words} == {}
 
 
 def test_a_class_has_its_name_alone() -> None:

@@ -87,7 +87,7 @@ def _anchors(page: Path) -> set[str]:
 
 
 def test_the_readme_is_short() -> None:
-    assert len(_text(ROOT / "README.md").splitlines()) <= 200
+    assert len(_text(ROOT / "README.md").splitlines()) <= 120
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)

@@ -171,10 +171,13 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.support.sentences", description=__doc__)
     parser.add_argument("page", nargs="*", help="paths in the repository; all pages without")
     parser.add_argument("--long", action="store_true", help="print sentences over 25 words")
+    parser.add_argument("--quiet", action="store_true", help="print only pages that are over their limits")
     options = parser.parse_args(arguments)
     figures = {page: measure((ROOT / page).read_text(encoding="utf-8")) for page in options.page or pages()}
     faults = {page: of.faults(limits) for page, of in figures.items() if (limits := find_limits(page))}
     for page, of in figures.items():
+        if options.quiet and not faults.get(page):
+            continue
         problem = f"  <- {', '.join(faults[page])}" if faults.get(page) else ""
         _say(f"{of.words:6} {of.mean:5.1f} {of.long:5.0%} {of.commas:5.2f}  {page}{problem}")
         for length, sentence in (

@@ -147,8 +147,8 @@ def _story(own: Mapping[str, float]) -> str:
     fednh, fedavg, alone = (own[name] for name in NAMES.values())
     here = "Here, as" if fednh > fedavg > alone else "Not here, but"
     return (
-        f"{here} in each of five seeds on two kinds of CPU, sites that train together\n"
-        "know classes that they hardly have, and with FedNH more than with FedAvg."
+        f"{here} in each of five seeds and with two CPU instruction sets, sites that train\n"
+        "together know classes that they hardly have, and with FedNH more than with FedAvg."
     )
 
 
