@@ -266,15 +266,19 @@ def compute_dp_cost(half: ClientMethod, name: str, plan: Plan) -> DpCost:
     if not hasattr(half, "dp_cost"):
         having = ", ".join(other for other in client_methods if hasattr(client_methods.get(other), "dp_cost"))
         raise ConfigError(
-            f"method '{name}' sends what has no noise: [plan.dp] is for {having}, and methods of your own with dp_cost"
+            f"method '{name}' sends values without noise: [plan.dp] is for {having}, and for methods of your own "
+            "with dp_cost"
         )
     cost = cast("PrivateMethod", half).dp_cost(plan)
     if cost.class_releases and plan.dp is not None and plan.dp.class_noise_multiplier is None:
-        raise ConfigError(f"method '{name}' releases class sums: set plan.dp.class_noise_multiplier, their noise")
+        raise ConfigError(
+            f"method '{name}' releases class sums: set plan.dp.class_noise_multiplier, the std of their noise"
+        )
     if plan.dp is not None and plan.dp.shared_by is not None and not cost.linear:
         raise ConfigError(
-            f"method '{name}' makes more of a site's images than one step, and noise on the sum (plan.dp.shared_by) "
-            "does not hide them: remove shared_by, or take a method that sends the model and keeps nothing (fedavg)"
+            f"method '{name}' uses a site's images for more than one step, and shared noise (plan.dp.shared_by) "
+            "does not hide this. Remove shared_by, or choose a method that sends the model and keeps nothing "
+            "(fedavg)"
         )
     return cost
 

@@ -167,7 +167,10 @@ def _checked(data: Buffer) -> _PayloadHeader:
     if header.nbytes != body:
         raise CodecError(f"the tensors take {header.nbytes} bytes, the blob holds {body}")
     if not header.canonical:
-        raise CodecError("the header is not the one that its tensors have: it is padded, or in another order")
+        raise CodecError(
+            "the header is padded, or lists its tensors in another order; expected the header that protofed writes "
+            "for them"
+        )
     return header
 
 

@@ -118,8 +118,8 @@ def load(kind: PluginKind, name: str, known: Iterable[str], allowed: Container[s
         raise _unknown(kind, name, {*known, *_entry_points(kind)})
     if name not in (_allowed if allowed is None else allowed):
         raise ConfigError(
-            f"{kind} '{short(name)}' is a plug-in that is not allowed here: add it to `plugins` in the site's policy, "
-            "or in the server's settings"
+            f"{kind} '{short(name)}' is a plug-in that is not allowed here. Add it to `plugins` in the site's "
+            "policy, or in the server's settings"
         )
     return import_object(path, f"{kind} '{name}'")
 
@@ -129,7 +129,7 @@ def _unknown(kind: PluginKind, name: str, known: set[str]) -> ConfigError:
     if nearest(name, known):  # a typo
         return error
     return ConfigError(
-        f"{error}; for a {kind} of your own run `pip install -e .` in the folder of its package, or name it "
+        f"{error}. For a {kind} of your own run `pip install -e .` in the folder of its package, or name it "
         "package.module:ATTRIBUTE"
     )
 
@@ -332,7 +332,7 @@ class Registry(Generic[T]):
         path = plugin.client if self._half == "client" else plugin.server
         cls: type[T] = import_object(path, label) if ":" in path else self.get(path)
         if not isinstance(cls, type) or not hasattr(cls, "__dataclass_fields__"):
-            raise ConfigError(f"{label}: {path} is no dataclass; expected the {self._half} half of a method")
+            raise ConfigError(f"{label}: {path} is no dataclass; expected the {self._half} algorithm of a method")
         self._check_members(cls)
         return cls, {*plugin.client_options, *plugin.server_options} - _fields(cls)
 

@@ -102,7 +102,7 @@ def test_where_a_folder_may_be_a_split_or_a_class_it_is_said_what_to_rename(tmp_
     with pytest.raises(DataError, match="'Training' are splits and no classes, name the folders train, val and test"):
         folder(beside).check()
     (beside / "Testing").mkdir()
-    with pytest.raises(DataError, match=r"'Testing' beside 1 others; .* move or rename"):
+    with pytest.raises(DataError, match=r"'Testing' beside 1 others. .* Move or rename"):
         folder(beside)
     for name in ("Train", "training"):
         classes(tmp_path / "twice" / name, {"nv": 1})
@@ -113,7 +113,7 @@ def test_where_a_folder_may_be_a_split_or_a_class_it_is_said_what_to_rename(tmp_
 def test_splits_in_the_folders_of_classes_and_folders_named_like_splits_are_refused(tmp_path: Path) -> None:
     for name in ("nv/train/a.png", "nv/test/b.png", "mel/train/a.png", "mel/test/b.png"):
         save(tmp_path / "in" / name)
-    with pytest.raises(DataError, match="splits in the folders of classes; expected train and test above"):
+    with pytest.raises(DataError, match="splits in the folders of classes"):
         folder(tmp_path / "in")
     for number, name in enumerate(RUN):
         (tmp_path / "in" / name / "test").rename(tmp_path / "in" / name / f"patient {number}")

@@ -159,5 +159,5 @@ def test_names_of_a_table_are_found_in_any_composition_and_no_site_without_its_c
 
 @pytest.mark.parametrize("head", [b"PK\x03\x04", b"\xd0\xcf\x11\xe0\xa1\xb1"])
 def test_a_workbook_is_refused_with_what_to_save_instead(head: bytes, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is a workbook, as Excel keeps it; save its sheet as 'CSV UTF-8'"):
+    with pytest.raises(DataError, match=r"Excel workbook\. Save its sheet as 'CSV UTF-8'"):
         table(tmp_path, head + bytes(100))

@@ -228,7 +228,7 @@ def test_when_not_even_the_half_line_can_be_cut_off_nothing_more_is_added(path: 
         with pytest.raises(DiskFailureError, match="half a line"):
             kept.append("verdict")
     half = path.read_bytes()
-    with pytest.raises(DiskFailureError, match="start this process again"):
+    with pytest.raises(DiskFailureError, match="Start this process again"):
         kept.append("verdict")
     assert path.read_bytes() == half
     Journal(path).close()

@@ -158,7 +158,7 @@ class TaskGate:
             try:
                 write(self._approvals)
             except StateError as error:
-                log.warning("what the server offers could not be written down", run=offered.run, why=str(error))
+                log.warning("what the server offers could not be stored", run=offered.run, why=str(error))
 
     def _readable_rules(self) -> PolicyRules | None:
         """The policy's rules; None: it cannot be read, which is logged once, and again when it can."""
@@ -187,15 +187,18 @@ class TaskGate:
                 return f"until {next_opening(self._schedule, self._now()):%Y-%m-%d %H:%M} UTC"
             case PauseReason.APPROVAL if self._other_classes:
                 return (
-                    "until `protofed client approve`: the run names other classes than the runs before, and from run "
-                    "to run a server could try out which of them this site has"
+                    "until `protofed client approve`: the run names other classes than earlier runs. By naming "
+                    "other classes in each run, a server could find out which classes this site has"
                 )
             case PauseReason.APPROVAL:
                 return "until `protofed client approve` lets it take part"
             case PauseReason.PAUSED:
                 return "until `protofed client resume`" if self._pause is None else self._pause.end()
             case PauseReason.WITHDRAWN:
-                return "a person here denied the run, or left it: until `protofed client approve` takes that back"
+                return (
+                    "a person here denied the run, or took the site out of it. `protofed client approve` lets the "
+                    "site take part again"
+                )
             case PauseReason.BUDGET:
                 return f"its privacy budget: {self._overspent}"
             case PauseReason.PARTNERS:

@@ -120,7 +120,8 @@ class Scorer:
         )
         if stay:
             log.info(
-                "scores stay here: their model gives nearly all images one class, or nothing of its fit leaves",
+                "the scores are not sent: their model gives nearly all images one class, or the site's update is "
+                "not sent",
                 run=task.run,
                 round=task.round,
                 scores=sorted(name for name in stay if score_family(name) == name),

@@ -32,8 +32,8 @@ log = structlog.get_logger()
 # Rounds that a site missed widen the bound, so that it finds its way back; not further: the server names the rounds.
 MAX_MISSED = 3
 WHAT_TO_DO = (
-    "nothing was trained. Compare the digest with another site's audit log, and ask the coordinator what was sent; "
-    "limits.max_base_change and limits.check_base of the policy say what this site accepts"
+    "Nothing was trained. Compare the digest with another site's audit log, and ask the coordinator what was sent. "
+    "In the policy, limits.max_base_change and limits.check_base say what this site accepts"
 )
 
 
@@ -66,13 +66,16 @@ class BaseJudge:
             StateError: the last base cannot be read, or this one cannot be stored.
         """
         if Part.CONTROL in base and Part.CONTROL not in run.method.sends:
-            text = f"the model of round {task.round} has control variates, which {run.recipe.method.name} has not"
+            text = f"the model of round {task.round} has control variates, and {run.recipe.method.name} uses none"
             raise PolicyRefusedError("limits.check_base", text, part=Part.CONTROL)
         if Part.CLASS_MODELS in base and not run.method.declares.mixes_classes:
-            text = f"the model of round {task.round} has class models, of which {run.recipe.method.name} mixes none"
+            text = f"the model of round {task.round} has class models, and {run.recipe.method.name} mixes none"
             raise PolicyRefusedError("limits.check_base", text, part=Part.CLASS_MODELS)
         if Part.SITE_MODELS in base and Exchange.RECEIVE not in self._site.policy.rules.exchange:
-            text = f"the model of round {task.round} has models of other sites: no '{Exchange.RECEIVE}' in exchange"
+            text = (
+                f"the model of round {task.round} has models of other sites, and the policy has no "
+                f"'{Exchange.RECEIVE}' in exchange"
+            )
             raise PolicyRefusedError("exchange", text, part=Part.SITE_MODELS)
         if not self._site.policy.rules.limits.check_base:
             return
@@ -117,7 +120,7 @@ class BaseJudge:
         if Part.CONTROL in base:
             led, problem = self._led(run, base, version)
             if problem is not None:
-                return replace(problem, text=f"led by the control variates of one fit, {problem.text}")
+                return replace(problem, text=f"moved by the control variates of one fit, {problem.text}")
             models.append(led)
         return next(filter(None, (self._response(run, model, version) for model in models)), None)
 

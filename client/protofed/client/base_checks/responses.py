@@ -162,10 +162,10 @@ def response_problem(base: Responses, built: Responses, rates: float) -> BasePro
     for name, now in base.layers.items():
         first, layer = built.layers.get(name, Response(0.0, 0.0)), f"{Part.BODY}/{name}"
         if now.few > first.few + MAX_FEW:
-            text = f"has {now.few:.0%} of units that answer to very few images only"
+            text = f"has a share of {now.few:.0%} of units that respond to very few images only"
             return BaseProblem(BaseCheck.RESPONSE, layer, text)
         if now.along_one > max(ONE_MEASUREMENT, first.along_one):
-            text = f"has units that all measure the same of an image ({now.along_one:.1%} of their variance)"
+            text = f"has units that all measure the same thing of an image ({now.along_one:.1%} of their variance)"
             return BaseProblem(BaseCheck.RESPONSE, layer, text)
     return None
 
@@ -177,13 +177,17 @@ def _blind(now: Seen, first: Seen | None, rates: float) -> str | None:
     for value, before, enough in compared:
         if value < enough * before:
             text = (
-                f"gives features that vary over images by {value / before:.2%} of what they do before the first round"
+                f"gives features whose variance over images is {value / before:.2%} of what it was before the first "
+                "round"
             )
             return f"{text}: expected {enough:.2%} or more"
     variance, apart = (needed / max(rates, 1.0) ** 2 for needed in (SEEING_ALONE, APART_ALONE))
     if now.variance < variance and now.apart < apart:
-        text = f"gives features of variance {now.variance:.2g} over images, and classes {max(now.apart, 0.0):.2g} apart"
-        return f"{text}: expected {variance:.2g} or more of the one, or {apart:.2g} of the other"
+        text = (
+            f"gives features with a variance of {now.variance:.2g} over images, and classes that are "
+            f"{max(now.apart, 0.0):.2g} apart"
+        )
+        return f"{text}: expected a variance of {variance:.2g} or more, or classes {apart:.2g} or more apart"
     return None
 
 

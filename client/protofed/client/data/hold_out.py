@@ -101,8 +101,8 @@ def hold_out_each(
 def no_test_set() -> DataError:
     """The error of data that need a test set which cannot be held out; the caller raises it. It has no counts."""
     return DataError(
-        f"no test set can be held out: no class has {MIN_SCORED} images, {MIN_TESTED} of which can be spared (by "
-        "whole groups, if there are some); add images, or choose the test set yourself: folders train and test, a "
+        f"no test set can be held out: no class has {MIN_SCORED} images and can spare {MIN_TESTED} of them for "
+        "testing (groups stay whole). Add images, or choose the test set yourself: folders train and test, a "
         "column split, or test_images and test_labels"
     )
 

@@ -226,7 +226,7 @@ class SiteData:
         """
         if self.auxiliary is None:
             raise DataError(
-                "there are no auxiliary images to refine a model on: set data.auxiliary_per_class in this site's "
+                "there are no auxiliary images to refine a model on. Set data.auxiliary_per_class in this site's "
                 "settings, for public images only"
             )
         return SiteData(self.auxiliary, self.auxiliary, self.input, self.classes, self.device)

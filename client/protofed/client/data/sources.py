@@ -165,9 +165,9 @@ def _check_unreadable(items: Sequence[IndexedFile], reasons: Sequence[str | None
         counts = Counter(reason for _, reason in unreadable)
         listed = ", ".join(f"{times} × {reason}" for reason, times in counts.most_common(MAX_REASONS))
         raise TooManyUnreadableError(
-            f"{count} of {total} images cannot be read: {listed}{', …' if len(counts) > MAX_REASONS else ''}; "
-            f"data.max_unreadable_fraction allows {data.max_unreadable_fraction:g}: remove or replace these files, "
-            "which `protofed client check` lists, or raise it",
+            f"{count} of {total} images cannot be read: {listed}{', …' if len(counts) > MAX_REASONS else ''}. "
+            f"data.max_unreadable_fraction allows {data.max_unreadable_fraction:g}. Remove or replace these files, "
+            "or raise this fraction. `protofed client check` lists the files",
             unreadable,
         )
     if count:
@@ -264,8 +264,8 @@ def infer_input(data: Data) -> tuple[Input, int]:
         return Input(shape=(channels, height, width)), int(labels.max()) + 1
     except ValidationError as error:
         raise DataError(
-            f"source {data.source} has images of {channels} x {height} x {width} [channels, height, width], of which "
-            f"no run's input can be: expected at most {MAX_IMAGE_VALUES:,} values an image, and none of no pixels"
+            f"source {data.source} has images of {channels} x {height} x {width} [channels, height, width]. "
+            f"Expected at least one pixel, and at most {MAX_IMAGE_VALUES:,} values an image"
         ) from error
 
 

@@ -87,7 +87,7 @@ class CwFedAvgClient:
         """The model by class, with this site's true shares; with `layers = "head"` the head by class, and the body."""
         if self.shares != "true":
             raise ConfigError(
-                'cwfedavg with shares = "norms" sends its shares, which a secure aggregation is there to avoid'
+                'cwfedavg with shares = "norms" sends its class shares, which a secure aggregation must hide'
             )
         common, by_class = ((Part.BODY,), (Part.HEAD,)) if self.layers == "head" else ((), (Part.BODY, Part.HEAD))
         return SumForm(common, self.weighting, mixtures=by_class, shares=Part.LABEL_DISTRIBUTION)

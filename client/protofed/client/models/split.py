@@ -213,7 +213,7 @@ def led_by_controls(base: Payload, length: float) -> Payload:
         part, _, name = path.partition(".")
         tensor = led[Part(part)].get(name) if part in led else None
         if tensor is None or tensor.shape != control.shape:
-            raise CodecError(f"control variate '{path}' {list(control.shape)} is of no tensor of the model")
+            raise CodecError(f"control variate '{path}' {list(control.shape)} belongs to no tensor of the model")
         led[Part(part)][name] = np.asarray(tensor - length * control, dtype=tensor.dtype)
     return led
 

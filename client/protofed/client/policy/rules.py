@@ -201,7 +201,9 @@ class PolicyRules(StrictModel):
     secure: Literal["allowed", "required"] = (
         "allowed"  # required: all but the first model leaves only in a secure aggregation
     )
-    partners: Literal["confirmed", "first-use"] = "confirmed"  # with whom the site is summed: see `_confirms`
+    partners: Literal["confirmed", "first-use"] = (
+        "confirmed"  # confirmed: only sites of the list that a person here confirmed; first-use: any with a certificate
+    )
     sum_group: Annotated[int, Field(ge=1, le=MAX_SECURE_SITES)] = 3  # least sites of its group, summed together or not
     aggregated_metrics: frozenset[str] = frozenset()  # own scores sent in a sum of three sites or more, as `metrics`
     batch_order: Literal["secret", "recipe"] = "secret"  # what draws batches; the server knows the recipe
@@ -214,8 +216,8 @@ class PolicyRules(StrictModel):
     def _confirms(self) -> PolicyRules:
         if self.secure == "required" and self.partners == "first-use":
             raise ValueError(
-                'partners = "first-use" lets whoever signs certificates invent the partners of this site, and read its '
-                'update out of a sum: with secure = "required" it must be "confirmed"'
+                'with partners = "first-use", whoever signs certificates can invent this site\'s partners, and then '
+                'read its update out of an aggregate. With secure = "required", set partners = "confirmed"'
             )
         return self
 
@@ -257,21 +259,29 @@ def discloses(name: str) -> str:
 
 
 _BY_NAME = {
-    "loss": "The mean over the site's own training examples: with models that a server chooses for it, how many "
+    "loss": "The mean over the site's own training examples. A server that chooses the models can compute how many "
     "examples of each class the site has.",
-    "personal.pm_l": "It weighs each class by its frequency at the site: over some rounds, exactly how many examples "
-    "of each class the site has.",
-    "personal.pm_v": "The mean over the classes that the site has: which classes these are.",
+    "personal.pm_l": "It weighs each class by its frequency at the site. Over some rounds it tells exactly how many "
+    "examples of each class the site has.",
+    "personal.pm_v": "The mean over the classes that the site has. It tells which classes these are.",
 }
 _BY_LOCAL_SCORE = {
-    "accuracy": "k right answers of m: how many examples the site's own test set has; over some rounds, how many of "
-    "each class.",
-    "recall": "One fraction k/m a class: which classes the site's own test set has, and how many examples of each.",
+    "accuracy": "k right answers of m. It tells how many examples the site's own test set has and, over some rounds, "
+    "how many of each class.",
+    "recall": "One fraction k/m for each class. It tells which classes the site's own test set has, and how many "
+    "examples of each.",
 }
-_TRAINING = "A number of a plug-in's own, computed on the site's training examples: its author knows what it tells."
-_LOCAL = "Taken over the site's own test set: which classes it has; over some rounds, how many examples of each."
-_PERSONAL = "How well the site's own model knows each class: which classes the site has, and which are common there."
+_TRAINING = (
+    "A number of a plug-in's own, computed on the site's training examples. Only its author knows what it tells."
+)
+_LOCAL = (
+    "Taken over the site's own test set. It tells which classes this set has and, over some rounds, how many "
+    "examples of each."
+)
+_PERSONAL = (
+    "How well the site's own model knows each class. It tells which classes the site has, and which are common there."
+)
 _GLOBAL = (
-    "How many examples of each class the evaluator's test set has, which all may know; nothing of what a site trains "
-    "on, unless that test set was held out of it."
+    "How many examples of each class the evaluator's test set has, which is public. It tells nothing about a "
+    "site's training examples, unless the test set was held out of them."
 )

@@ -89,7 +89,9 @@ class Sessions:
         """
         if self.is_over(run, round, attempt, sum_of):
             raise SecureAggregationError(
-                "attempt-over", f"attempt {attempt} of the sum of round {round} is over here; its secrets are wiped"
+                "attempt-over",
+                f"attempt {attempt} of the secure aggregation of round {round} is over here, and its secrets "
+                "are deleted",
             )
         path = self._path(run, round, attempt, sum_of)
         return _read(path, _SESSION) if path.exists() else None

@@ -162,7 +162,7 @@ class SumSteps:
         for fitted, update in self._site.store.unsettled(task.run):
             if (fitted.round, fitted.attempt) == (task.round, task.attempt):
                 return fitted, update
-        text = f"no update waits here for the sum of round {task.round}, attempt {task.attempt}"
+        text = f"this site has no update for the secure aggregation of round {task.round}, attempt {task.attempt}"
         raise TaskFailedError(FailureReason.REFUSED, text)
 
     def settles(self, task: Task) -> Task | None:
@@ -256,7 +256,7 @@ class SumSteps:
         if fitted.base_digest != session.base:
             # All others may have been sent one that teaches them nothing: the sum would be this site's update alone.
             raise SecureAggregationError(
-                "other-base", "the update that waits here was trained from another model than the sum's"
+                "other-base", "this site's update was trained from another model than the secure aggregation has"
             )
         return self._site.policy.release_sum(update, session.layout, run.gate_context())
 
@@ -277,7 +277,10 @@ class SumSteps:
         sum_of = task.sum_of or SumOf.UPDATE
         session = self._membership().sessions.find(task.run, task.round, task.attempt, sum_of)
         if session is None:
-            raise SecureAggregationError("out-of-order", f"a {task.kind} task of a sum that this site has not started")
+            raise SecureAggregationError(
+                "out-of-order",
+                f"the server sent a {task.kind} task of a secure aggregation that this site has not started",
+            )
         steps.check_same(session, self._context(run, task, Digest(session.base)))
         return session
 
@@ -295,7 +298,10 @@ class SumSteps:
             or task.sum_of is not _SUMS_OF.get(task.kind, task.sum_of)
             or not (task.attempt and base)
         ):
-            raise SecureAggregationError("out-of-order", f"a {task.kind} task that does not say which sum it is of")
+            raise SecureAggregationError(
+                "out-of-order",
+                f"the server sent a {task.kind} task that does not say which secure aggregation it belongs to",
+            )
         rows = task.sum_of is SumOf.SCORES or read_form(run.method, run.recipe.method.name).by_class
         vectors = (Vector.CONTRIBUTORS, Vector.VALUES) if rows else (Vector.VALUES,)
         at = (task.run, task.round, task.attempt, task.sum_of)
@@ -314,7 +320,9 @@ def _identify(session: Session) -> dict[str, Fact]:
 
 def _check_aggregated(site: Site, run: PreparedRun, task: Task) -> None:
     if not is_aggregated(site, run.recipe) or task.kind not in (*SUM_STEPS, TaskKind.SCORE_SUM):
-        raise TaskFailedError(FailureReason.REFUSED, f"a {task.kind} task, which this run, or version, has not")
+        raise TaskFailedError(
+            FailureReason.REFUSED, f"the server sent a {task.kind} task, which this run or this version does not have"
+        )
 
 
 def _score_names(run: PreparedRun) -> tuple[str, ...]:
@@ -332,7 +340,7 @@ def _kept_if_unreadable(run: str) -> Iterator[None]:
     try:
         yield
     except StateError as error:
-        log.warning("secrets of secure aggregation that is over stay", run=run, why=str(error))
+        log.warning("the secrets of an ended secure aggregation could not be deleted", run=run, why=str(error))
 
 
 @contextmanager

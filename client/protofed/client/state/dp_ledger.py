@@ -240,7 +240,7 @@ def _largest(each: Sequence[Events]) -> Events:
 
 def _damaged(path: Path, line: int) -> StateError:
     return StateError(
-        f"{path}: line {line} is not what was written, so nobody knows what this site has spent; bring the file back "
-        "from a backup that is newer than the last fit. Without one, move it away and lower epsilon in the policy by "
-        "all that may have been spent"
+        f"{path}: line {line} was changed or damaged, so nobody knows what this site has spent. Restore the file "
+        "from a backup that is newer than the last fit. Without such a backup, move the file away, and lower "
+        "epsilon in the policy by all that may have been spent"
     )

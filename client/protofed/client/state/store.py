@@ -40,10 +40,11 @@ def load_or_create_secret(folder: Path) -> bytes:
     try:
         secret = path.read_bytes()
     except OSError as error:
-        raise StateError(f"cannot read {path}: {error.strerror}; let this daemon's user own it") from error
+        raise StateError(f"cannot read {path}: {error.strerror}; make this daemon's user its owner") from error
     if len(secret) != SECRET_BYTES:
         raise StateError(
-            f"{path} holds {len(secret)} bytes, not {SECRET_BYTES}; restore it, or remove it to have another one"
+            f"{path} holds {len(secret)} bytes, not {SECRET_BYTES}. Restore it, or remove it: the daemon then makes "
+            "a new one"
         )
     return secret
 

@@ -132,7 +132,7 @@ class DpContext:
 
 
 def _undeclared(actual: str, declared: str) -> TaskFailedError:
-    text = f"the method makes {actual} in a round, and has declared {declared} (dp_cost): nothing leaves"
+    text = f"the method uses {actual} in a round, and has declared {declared} (dp_cost). The update is not sent"
     return TaskFailedError(FailureReason.INTERNAL, text)
 
 
@@ -182,9 +182,7 @@ class NoiseShare:
                 steps = np.rint(np.ldexp(self._drawn(key, term.shape), bits)).astype(np.int64)
                 term += steps.view(np.uint64)
             elif key != WEIGHT:
-                raise SecureAggregationError(
-                    "other-form", f"{key} is summed, and noise that is shared hides means alone"
-                )
+                raise SecureAggregationError("other-form", f"{key} is aggregated, and shared noise hides means only")
         return noisy
 
     def on_update(self, payload: Payload) -> Payload:

@@ -42,7 +42,9 @@ def lone_example(error: ValueError, batch: int) -> TaskFailedError | None:
     if batch > 1:
         text = "no two examples fit into the device's memory, and BatchNorm cannot be trained on one"
         return TaskFailedError(FailureReason.OUT_OF_MEMORY, text)
-    text = "a batch is of one example, on which BatchNorm cannot be trained: a larger plan.batch_size, or more examples"
+    text = (
+        "a batch has one example, and BatchNorm cannot be trained on one. Set a larger plan.batch_size, or add examples"
+    )
     return TaskFailedError(FailureReason.REFUSED, text)
 
 
@@ -310,7 +312,9 @@ def means_by_class(
         ConfigError: with `plan.dp`: these have no noise.
     """
     if local.plan.dp is not None:
-        raise ConfigError("with [plan.dp] only class means and class shares are released (class_means, label_shares)")
+        raise ConfigError(
+            "with [plan.dp] a method may release only class means and class shares (class_means, label_shares)"
+        )
     local.model.eval()
     sums = counts = None
     with torch.no_grad():
@@ -353,7 +357,7 @@ def _groups(parameters: Iterable[Tensor | ParameterGroup]) -> list[ParameterGrou
     groups = [ParameterGroup(alone), *grouped] if alone else grouped
     tensors = [id(tensor) for group in groups for tensor in group.parameters]
     if len(set(tensors)) < len(tensors):
-        raise ValueError("a tensor is in two groups, or twice in one; expected each once: it would be moved twice")
+        raise ValueError("a tensor is in two groups, or twice in one; expected each once")
     return groups
 
 

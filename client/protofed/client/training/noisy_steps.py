@@ -58,7 +58,9 @@ class PerExample:
         parameters = dict(self._call.named_parameters())
         names = {id(parameter): name for name, parameter in parameters.items()}
         if any(id(tensor) not in names for tensor in trained):
-            raise ConfigError("with [plan.dp] only parameters of the model are trained: another tensor is in the loss")
+            raise ConfigError(
+                "with [plan.dp] only the model's parameters are trained, and the loss uses another tensor"
+            )
         self._trained = {names[id(tensor)]: tensor for tensor in trained}
         self._fixed = {name: tensor for name, tensor in parameters.items() if name not in self._trained}
         self._of_all = vmap(grad_and_value(self._of_one), in_dims=(None, None, 0, 0), randomness="different")
@@ -290,8 +292,9 @@ def check_model(model: SplitModel, images: Input, device: torch.device) -> None:
     for name, module in model.named_modules():
         if isinstance(module, _OVER_BATCHES) or (isinstance(module, _OF_IMAGES) and module.track_running_stats):
             raise ConfigError(
-                f"{name} is a {type(module).__name__}: with [plan.dp] what is computed of one image may not depend on "
-                'others; set model.norm = "group" (GroupNorm: resnet18, resnet50), or take a model without it'
+                f"{name} is a {type(module).__name__}: with [plan.dp] what is computed from one image may not "
+                'depend on other images. Set model.norm = "group" (GroupNorm: resnet18, resnet50), or choose a '
+                "model without this layer"
             )
     body = model.body
 
@@ -305,7 +308,7 @@ def check_model(model: SplitModel, images: Input, device: torch.device) -> None:
             PerExample(model, list(body.parameters()), loss)(blank, torch.zeros(2, dtype=torch.int64, device=device))
     except (RuntimeError, NotImplementedError) as error:  # of torch.func, which has no rule for some operations
         raise ConfigError(
-            f"[plan.dp] needs gradients by example, which this model has not: {error_line(error)}"
+            f"[plan.dp] needs gradients of each example, which this model cannot give: {error_line(error)}"
         ) from error
 
 

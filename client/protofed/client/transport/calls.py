@@ -382,7 +382,7 @@ class Calls:
             self._check_run(request.run)
         except WithdrawnError:
             self._record(lambda: self._audit.answered(request.call, request.digest, code=_LEFT))
-            text = f"a {request.call} was cut short: this site has left run {request.run}"
+            text = f"a {request.call} was stopped: this site has left run {request.run}"
             raise WithdrawnError(text) from error
 
     def _record(self, write: Callable[[], None]) -> None:
@@ -445,8 +445,8 @@ def _code(error: grpc.RpcError) -> grpc.StatusCode:
 
 def _raise_if_revoked(error: grpc.RpcError) -> None:
     if error.code() is grpc.StatusCode.PERMISSION_DENIED and is_revoked(error.trailing_metadata()):
-        remedy = "make a new key and certificate (`protofed certs request`) and have the operator register it"
-        raise RevokedError(f"{error.details()}; that is for ever: {remedy}") from error
+        remedy = "make a new key and certificate (`protofed certs request`), and ask the operator to register it"
+        raise RevokedError(f"{error.details()}. This does not change by itself: {remedy}") from error
 
 
 def _log_incident(request: _Request, error: grpc.RpcError) -> None:

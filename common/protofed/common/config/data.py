@@ -204,7 +204,7 @@ class Data(StrictModel):
         if self.options and self.source in SOURCES:
             raise ValueError(f"source {self.source} has no options; remove them")
         if (self.dataset is not None) != (self.source == "medmnist"):
-            raise ValueError("expected dataset with source medmnist, and with no other")
+            raise ValueError("expected dataset with source medmnist, and with no other source")
         # By their values: a recipe that was read and written again has all keys.
         columns = [key for key in _COLUMNS if getattr(self, key) != type(self).model_fields[key].default]
         if columns and self.source != "manifest":

@@ -107,8 +107,8 @@ class Plan(StrictModel):
         for key, expected in (("epochs", 1), ("optimizer", "sgd"), ("max_grad_norm", None)):
             if self.dp is not None and self.dp.shared_by is not None and getattr(self, key) != expected:
                 raise ValueError(
-                    f"plan.{key} = {getattr(self, key)!r}: with plan.dp.shared_by a fit is one step of SGD, whose "
-                    f"noise is that of the sum; set {expected!r}"
+                    f"plan.{key} = {getattr(self, key)!r}: with plan.dp.shared_by a fit is one step of SGD; set "
+                    f"{expected!r}"
                 )
         return self
 
@@ -117,7 +117,7 @@ class Plan(StrictModel):
         for key, expected in (("loss", "cross-entropy"), ("sampling", "shuffled")):
             if self.dp is not None and getattr(self, key) != expected:
                 raise ValueError(
-                    f"plan.{key} = {getattr(self, key)!r} follows a site's exact class counts, which [plan.dp] is to "
+                    f"plan.{key} = {getattr(self, key)!r} uses a site's exact class counts, which [plan.dp] must "
                     f"hide; set {expected!r}"
                 )
         return self
@@ -232,8 +232,8 @@ def _no_sum(rules: Federation) -> str:
     counted = {"quorum": rules.quorum, "required_sites": len(set(rules.required_sites))}
     if rules.min_sites < MIN_SECURE_SITES:
         return (
-            f"min_sites = {rules.min_sites}: expected {MIN_SECURE_SITES} or more: of two sites each has the other's "
-            "update by subtracting its own"
+            f"min_sites = {rules.min_sites}: expected {MIN_SECURE_SITES} or more. With two sites, each can subtract "
+            "its own update and so get the other's"
         )
     if isinstance(rules.quorum, int) and rules.quorum < MIN_SECURE_SITES:
         return f"quorum = {rules.quorum}: expected {MIN_SECURE_SITES} updates or more, or a share"
@@ -242,19 +242,19 @@ def _no_sum(rules: Federation) -> str:
             return f"{key} asks for {value} sites in a round: a secure aggregation takes {MAX_SECURE_SITES} at most"
     if rules.sum_group != 1 and not MIN_SECURE_SITES <= rules.sum_group <= rules.min_sites:
         return (
-            f"sum_group = {rules.sum_group}: expected {MIN_SECURE_SITES} to min_sites = {rules.min_sites}, for a round "
-            "opens with so many sites, and fewer than a group are not summed; or 1, and the difference of two rounds' "
-            "sums may tell of one site"
+            f"sum_group = {rules.sum_group}: expected {MIN_SECURE_SITES} to min_sites = {rules.min_sites}. A round "
+            "opens with min_sites sites, and fewer sites than a group are not aggregated. Or set 1: then the "
+            "difference of two rounds' aggregates may tell about one site"
         )
     if rules.outlier_factor is not None:
         return (
-            f"outlier_factor = {rules.outlier_factor:g} compares the sites' norms, of which the server sees none; "
-            "remove it (max_relative_norm holds: each site scales its own update down to it)"
+            f"outlier_factor = {rules.outlier_factor:g} compares the sites' norms, which the server does not see. "
+            "Remove it. max_relative_norm still holds: each site scales its own update down to this norm"
         )
     if rules.robust != "none":
         return (
-            f'robust = "{rules.robust}" compares the sites\' updates, of which the server sees none but their sum; '
-            "remove it, or secure: a run has one or the other"
+            f'robust = "{rules.robust}" compares the sites\' updates, and the server sees only their aggregate. '
+            "Remove robust, or secure"
         )
     return ""
 
@@ -296,7 +296,7 @@ class Recipe(StrictModel):
     @model_validator(mode="after")
     def _class_names(self) -> Recipe:
         if self.class_names and (len(self.class_names), len(set(self.class_names))) != (self.classes, self.classes):
-            raise ValueError(f"class_names: expected a name of its own for each of {self.classes} classes")
+            raise ValueError(f"class_names: expected one name for each of {self.classes} classes, all different")
         return self
 
     @model_validator(mode="after")
@@ -345,24 +345,25 @@ class Recipe(StrictModel):
             return self
         if not rules.secure:
             raise ValueError(
-                "plan.dp.shared_by is for sums of which the server sees no term: set federation.secure = true, too, or "
-                "remove it, and each site adds all of the noise"
+                "plan.dp.shared_by is for runs whose updates the server sees only as an aggregate. Set "
+                "federation.secure = true, too. Or remove shared_by, and each site adds all of the noise"
             )
         if not dp.shared_by <= rules.sum_group:
             raise ValueError(
-                f"plan.dp.shared_by = {dp.shared_by}: expected at most federation.sum_group = {rules.sum_group}, the "
-                "least sites whose noise is in a sum"
+                f"plan.dp.shared_by = {dp.shared_by}: expected at most federation.sum_group = {rules.sum_group}, "
+                "the least number of sites whose noise is in an aggregate"
             )
         if (most := dp.noise_share(self.plan.lr, self.plan.batch_size)) > POINT.limit / 16:
             raise ValueError(
-                f"plan.dp: a site's share of the noise is {most:.3g} on each number of the model; expected at most "
-                f"{POINT.limit / 16:g}, a 16th of what a sum takes: a smaller plan.lr or noise"
+                f"plan.dp: a site's share of the noise is {most:.3g} on each number of the model. Expected at most "
+                f"{POINT.limit / 16:g}, a 16th of what an aggregate can hold. Set a smaller plan.lr or noise"
             )
         step = dp.noise_share(self.plan.lowest_rate(self.rounds), self.plan.batch_size) * 2.0**POINT.bits
         if step < MIN_STEPS_OF_NOISE:
             raise ValueError(
-                f"plan.dp: a site's share of the noise is {step:.3g} steps of 2^-{POINT.bits}, to which a sum rounds; "
-                f"expected {MIN_STEPS_OF_NOISE} or more, so that it costs no privacy: a larger plan.lr or noise"
+                f"plan.dp: a site's share of the noise is {step:.3g} steps of 2^-{POINT.bits}, to which an "
+                f"aggregate rounds. Expected {MIN_STEPS_OF_NOISE} steps or more, so that rounding costs no privacy. "
+                "Set a larger plan.lr or noise"
             )
         return self
 

@@ -109,7 +109,7 @@ def _name_or_file(text: str, folder: Path, key: str) -> str:
     if folder != Path() and (folder / text).is_file():
         raise ConfigError(
             f"{key} = '{short(text)}': a word is the name of what comes with protofed, and {folder} has a file of "
-            f"that name, too; for the file write './{short(text)}'; for the other one rename the file"
+            f"that name, too. For the file write './{short(text)}'. For what comes with protofed, rename the file"
         )
     return text
 

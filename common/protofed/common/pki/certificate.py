@@ -127,8 +127,8 @@ def read_names(names: x509.SubjectAlternativeName, where: str) -> tuple[Party, s
     party, _, name = uris[0].removeprefix(SCHEME).partition("/") if len(uris) == 1 else ("", "", "")
     if party not in set(Party) or not uris[0].startswith(SCHEME):
         raise ConfigError(
-            f"{where} names nobody whom protofed knows; expected one alternative name such as {SCHEME}site/a, "
-            "as `protofed certs request` writes it"
+            f"{where} names nobody whom protofed knows. Expected one alternative name such as {SCHEME}site/a, as "
+            "`protofed certs request` writes it"
         )
     dns = names.get_values_for_type(x509.DNSName)
     addresses = [str(address) for address in names.get_values_for_type(x509.IPAddress)]
@@ -200,9 +200,9 @@ def differences(text: str, fingerprint: str) -> list[int]:
         pairs = zip(_groups(letters), code(fingerprint).split("-"), strict=True)
     else:
         raise ConfigError(
-            f"code {short(text)!r}: expected four groups of four, such as K7QF-2M4X-9RTA-HWZC, as `protofed certs "
-            "request` prints them where the key is, and `protofed consortium --offer`; or the fingerprint's 64 "
-            "hexadecimal digits"
+            f"code {short(text)!r}: expected four groups of four, such as K7QF-2M4X-9RTA-HWZC. `protofed certs "
+            "request` prints it where the key is, and so does `protofed consortium --offer`. Or give the "
+            "fingerprint's 64 hexadecimal digits"
         )
     return [number for number, (ours, theirs) in enumerate(pairs, 1) if ours != theirs]
 

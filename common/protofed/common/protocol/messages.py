@@ -265,13 +265,14 @@ class Telemetry(StrEnum):
 
 
 _DISCLOSES = {
-    Telemetry.GPU_MEMORY_BYTES: "GPU memory that the daemon holds: examples lie there if they fit, so that it tells "
+    Telemetry.GPU_MEMORY_BYTES: "GPU memory that the daemon holds. Examples are kept there if they fit, so it tells "
     "roughly how many there are.",
-    Telemetry.DISK_FREE_BYTES: "What is free on the disk of the state folder, in whole 100 MB; others may write there.",
-    Telemetry.STEP_SECONDS: "How long a training step takes: with the duration of a round, roughly how many examples "
-    "there are.",
-    Telemetry.POLICY_REFUSALS: "How often the site's policy kept something; not what, nor why.",
-    Telemetry.BYTES_RELEASED: "How much left the site in updates, which the server has received anyway.",
+    Telemetry.DISK_FREE_BYTES: "What is free on the disk of the state folder, in whole 100 MB. Other programs may use "
+    "the same disk.",
+    Telemetry.STEP_SECONDS: "How long a training step takes. With the duration of a round it tells roughly how many "
+    "examples there are.",
+    Telemetry.POLICY_REFUSALS: "How often the site's policy kept something back; not what, nor why.",
+    Telemetry.BYTES_RELEASED: "How many bytes of updates the site sent. The server has received these updates anyway.",
 }
 
 

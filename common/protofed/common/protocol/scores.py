@@ -119,7 +119,7 @@ class ScoreNames:
             ]
             near = nearest(name, judging) if family is None else ""
             meant = f"did you mean '{near}'?" if near else "such as 'global.balanced_accuracy'"
-            raise ValueError(f"'{short(name)}': expected a score of which more is better; {meant}")
+            raise ValueError(f"'{short(name)}': expected a score for which more is better; {meant}")
         if not self._is_on(family):
             raise ValueError(f"'{name}' is taken only with evaluation.{family.needs} = true; set it, or take another")
         if self._family(name) is None:

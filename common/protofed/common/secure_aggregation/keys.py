@@ -138,7 +138,9 @@ def combined(
     """
     usable = {place: row for place, row in shares.items() if all(len(share) == SEED_BYTES for share in row)}
     if len(usable) < threshold:
-        raise SecureAggregationError("too-few-shares", f"{len(usable)} shares are there, and {threshold} are needed")
+        raise SecureAggregationError(
+            "too-few-shares", f"{len(usable)} usable shares are there, and {threshold} are needed"
+        )
     seeds: list[bytes | None] = [None] * len(are_seeds)
 
     def gives(choice: tuple[int, ...], number: int) -> bool:
@@ -356,9 +358,7 @@ class Roster:
         for advert in self.adverts:
             vectors = len(self.context.vectors)
             if (len(advert.mask_keys), len(advert.commitments)) != (vectors, vectors):
-                raise SecureAggregationError(
-                    "bad-keys", f"the keys of {advert.site} are not those of {vectors} vectors"
-                )
+                raise SecureAggregationError("bad-keys", f"the keys of {advert.site} do not fit {vectors} vectors")
             check_signature(advert.identity, advert.signature, self.context.bind("keys", advert.facts), advert.site)
 
 
@@ -373,8 +373,8 @@ def check_signature(identity: bytes, signature: bytes, signed: bytes, site: Site
     except (InvalidSignature, ValueError) as error:
         raise SecureAggregationError(
             "bad-signature",
-            f"a message in the name of {site} is not signed by it for this sum: it was sent another model or recipe "
-            "than this site, or another wrote it",
+            f"{site} did not sign a message in its name for this aggregation. Either the server sent it another "
+            "model or recipe than this site, or somebody else wrote the message",
         ) from error
 
 
@@ -385,7 +385,7 @@ def check_members(roster: Roster, sites: Sequence[SiteId], what: str) -> None:
         SecureAggregationError: it is not.
     """
     if list(sites) != sorted(set(sites)) or not set(sites) <= roster.by_site.keys():
-        raise SecureAggregationError("other-survivors", f"the {what} are no sorted set of the roster's sites")
+        raise SecureAggregationError("other-survivors", f"the {what} are not in order, or not all sites of the roster")
     if len(sites) < roster.threshold:
         raise SecureAggregationError(
             "too-few-sites", f"{len(sites)} {what} of {len(roster.adverts)}; {roster.threshold} are needed"

@@ -45,8 +45,9 @@ class FixedPoint:
         needed = math.log2(self.limit) + self.bits + math.log2(self.most) + 1  # and the sign
         if needed > WORD_BITS or self.most * round(math.ldexp(self.limit, self.bits)) >= 2 ** (WORD_BITS - 1):
             raise ConfigError(
-                f"a sum over {self.most} sites of numbers up to {self.limit:g} with {self.bits} bits of a fraction "
-                f"needs {needed:.1f} bits; expected at most {WORD_BITS}: make the limit or the number of bits smaller"
+                f"an aggregate over {self.most} sites of numbers up to {self.limit:g} with {self.bits} bits of a "
+                f"fraction needs {needed:.1f} bits; expected at most {WORD_BITS}. Lower the limit or the number of "
+                "bits"
             )
 
     def encoded(self, numbers: Array) -> Array:
@@ -59,7 +60,7 @@ class FixedPoint:
         """
         wide = np.asarray(numbers, dtype=np.float64)
         if math.isnan(float(np.min(wide, initial=0.0))):
-            raise SecureAggregationError("no-number", "a sum takes numbers alone, and one is none")
+            raise SecureAggregationError("no-number", "an aggregate takes finite numbers only, and one is not finite")
         flat, words, scaled = wide.reshape(-1), np.empty(wide.size, dtype=np.int64), np.empty(_BLOCK)
         for begin in range(0, len(flat), _BLOCK):
             piece = flat[begin : begin + _BLOCK]
@@ -120,7 +121,7 @@ class SumForm:
 
     def __post_init__(self) -> None:
         if self.rows is not None and self.mixtures:
-            raise ValueError("a linear form has class rows or mixtures, not both: a site has one flag a class")
+            raise ValueError("a linear form has class rows or mixtures, not both: a site has one flag for each class")
         if bool(self.mixtures) != (self.shares is not None):
             raise ValueError("mixtures need the part with their shares, and nothing else does")
 
@@ -139,8 +140,8 @@ def read_form(half: object, method: str) -> SumForm:
     sum_form: Any = getattr(half, "sum_form", None)
     if sum_form is None:
         raise ConfigError(
-            f"method {method} has no linear form, so it cannot run with federation.secure = true, where the server "
-            "learns nothing but sums: choose another method, or remove federation.secure"
+            f"method {method} has no linear form, so federation.secure = true cannot hide its updates in an "
+            "aggregate. Choose another method, or remove federation.secure"
         )
     form: SumForm = sum_form()
     return form
@@ -281,9 +282,7 @@ class SumLayout:
         if self.form.weighting == "uniform":
             return 1.0
         if update.weight is None:
-            raise SecureAggregationError(
-                "no-count", "this run weighs by example counts, and the update has none to weigh by"
-            )
+            raise SecureAggregationError("no-count", "this run weighs by example counts, and the update has no count")
         return update.weight / EXAMPLES
 
     def _rows(self, update: Update) -> Tensors:
@@ -309,7 +308,7 @@ def _tensor(update: Update, key: str, shape: tuple[int, ...]) -> Array:
     _, part, name = key.split("/", 2)
     array = update.payload.get(Part(part), {}).get(name)
     if array is None or array.shape != shape:
-        raise SecureAggregationError("other-form", f"{part}/{name} is not as the sum of this run has it")
+        raise SecureAggregationError("other-form", f"{part}/{name} does not fit the layout of this run's aggregate")
     return array
 
 
@@ -325,7 +324,7 @@ def _matrix(sent: Payload, part: Part, name: str) -> Array:
     matrix = sent.get(part, {}).get(name)
     if matrix is None or matrix.ndim != 2:
         raise SecureAggregationError(
-            "other-form", f"the model has no {part}/{name} [C, D], by whose rows the sum is laid out"
+            "other-form", f"the model has no {part}/{name} [C, D], which gives the layout of the rows"
         )
     return matrix
 

@@ -94,9 +94,7 @@ def opened_shares(
         try:
             plain = _seal(secrets, roster, site, secrets.site).decrypt(_NONCE, ciphertext, None)
         except InvalidTag as error:
-            raise SecureAggregationError(
-                "bad-shares", f"the shares in the name of {site} were not sealed by it"
-            ) from error
+            raise SecureAggregationError("bad-shares", f"{site} did not seal the shares in its name") from error
         shares[site] = unpacked(plain, secrets.context.vectors)
     return shares
 
@@ -213,11 +211,11 @@ def opened(masks: Masks, survivors: Sequence[SiteId], revealed: Mapping[SiteId, 
 def _who_lied(masks: Masks, failed: Sequence[SiteId], known: Collection[SiteId], revealed: Collection[SiteId]) -> str:
     """As far as it can be known: a site dealt false shares of its seed, or too many revealed false ones of it."""
     many = len(revealed) - masks.roster.threshold + 1
-    liars = f"{many} or more of {', '.join(sorted(revealed))} revealed false ones"
+    liars = f"{many} or more of {', '.join(sorted(revealed))} revealed false shares"
     if not known:  # of all seeds at once
-        return f"the shares that sites revealed give no seed that was promised: {liars}"
+        return f"the shares that sites revealed do not give the seed that was promised: {liars}"
     names = ", ".join(failed)
-    return f"the shares of {names} do not give what {names} promised: dealt false, or {liars}; those of all others do"
+    return f"the shares of {names} do not give what {names} promised: they were dealt false, or {liars}. All others do"
 
 
 def check_opened(masks: Masks, survivors: Sequence[SiteId], seeds: Opened) -> None:
@@ -233,7 +231,7 @@ def check_opened(masks: Masks, survivors: Sequence[SiteId], seeds: Opened) -> No
         and all(_is_mask_seed(masks, site, seed) for site, seed in seeds.mask_seeds.items())
     )
     if not sound:
-        raise SecureAggregationError("false-shares", "the seeds that were opened are not those that the sites promised")
+        raise SecureAggregationError("false-shares", "the revealed seeds are not those that the sites promised")
 
 
 def unmasked(masks: Masks, survivors: Sequence[SiteId], vectors: Iterable[Array], seeds: Opened) -> Array:
@@ -309,13 +307,13 @@ def counted(
         SecureAggregationError: something is not what its site sent or promised, or the sum is no count of these sites.
     """
     if not (set(survivors) == vectors.keys() == signatures.keys()):
-        raise SecureAggregationError("other-survivors", "the masked flags are not those of the survivors")
+        raise SecureAggregationError("other-survivors", "the masked flags do not come from the survivors")
     for site in survivors:
         check_vector(masks, site, vectors[site], signatures[site])
     check_opened(masks, survivors, seeds)
     counts = unmasked(masks, survivors, (vectors[site] for site in survivors), seeds).view(np.int64)
     if len(counts) and not 0 <= counts.min() <= counts.max() <= len(survivors):
-        raise SecureAggregationError("bad-vector", "the numbers of contributors are none: a site sent no flags")
+        raise SecureAggregationError("bad-vector", "the numbers of contributors cannot be right: a site sent no flags")
     return counts
 
 

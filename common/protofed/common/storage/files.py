@@ -112,7 +112,7 @@ def make_private(folder: Path) -> None:
             "others may enter the state folder; let its owner close it with chmod", **fields, why=error.strerror
         )
     else:
-        log.warning("the state folder was open to others and is so no more", **fields)
+        log.warning("the state folder was open to others and is closed now", **fields)
 
 
 def temporary_name(name: str) -> str:

@@ -297,7 +297,7 @@ def test_what_is_not_signed_for_this_very_sum_is_refused_by_name(run: Secure) ->
     task = run.lab.task("ann")
     run.sites["ann"].recipe = codec.digest(b"another recipe")
     receipt = run.lab.push("ann", run.sites["ann"].answer(task), task)
-    assert (receipt.verdict, "not signed by it for this sum" in receipt.reason) == (Verdict.REFUSED, True)
+    assert (receipt.verdict, "did not sign a message in its name" in receipt.reason) == (Verdict.REFUSED, True)
     run.sites["ann"] = run._site("ann")
     stranger = run.sites["bob"].answer(run.lab.task("bob"))
     assert "expected the keys of ann" in run.lab.push("ann", stranger, task).reason
