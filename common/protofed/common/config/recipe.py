@@ -43,16 +43,20 @@ class DpPlan(StrictModel):
     A unit is a patient, or one image where the site's data have no groups.
     """
 
-    noise_multiplier: Annotated[float, Field(gt=0, le=1e6)]  # sigma: std of the noise on a step's sum, in max_unit_norm
+    noise_multiplier: Annotated[
+        float, Field(gt=0, le=1e6)
+    ]  # sigma: std of the noise on a step's gradient sum, in units of max_unit_norm
     max_unit_norm: Annotated[float, Field(gt=0, le=1e6)] = 1.0  # C: a unit's gradient is clipped to this norm
     sampling_rate: Annotated[float, Field(ge=1e-5, le=1)]  # q: the chance that a unit is in a step
     class_noise_multiplier: Annotated[float, Field(gt=0, le=1e6)] | None = (
         None  # std of the noise on class sums and counts, to which a unit adds a norm of 1 at most
     )
-    max_feature_norm: Annotated[float, Field(gt=0, le=1e6)] = 1.0  # of a feature in class sums; unit features have 1
-    min_noisy_count: Annotated[float, Field(ge=0, le=1e6)] = 10.0  # of a class, or it counts as absent
+    max_feature_norm: Annotated[float, Field(gt=0, le=1e6)] = (
+        1.0  # largest norm of a feature in class sums; unit features have norm 1
+    )
+    min_noisy_count: Annotated[float, Field(ge=0, le=1e6)] = 10.0  # a class with a lower noisy count counts as absent
     shared_by: Annotated[int, Field(ge=2, le=MAX_SECURE_SITES)] | None = (
-        None  # h: a fit is one step, and each site of an aggregation adds noise of sigma / sqrt(h); None: all of it
+        None  # h: a fit is one step, to which each site adds noise of sigma / sqrt(h); None: each site adds all noise
     )
 
     def steps(self, epochs: int) -> int:
@@ -71,27 +75,31 @@ class DpPlan(StrictModel):
 class Plan(StrictModel):
     """Local training: one fit on a site."""
 
-    epochs: Annotated[int, Field(ge=1, le=100_000)] = 1  # over the site's examples, in each round
-    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 64  # examples; over all ranks, if there are several
+    epochs: Annotated[int, Field(ge=1, le=100_000)] = 1  # passes over the site's examples in each round
+    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 64  # examples in a batch, over all ranks
     drop_last: bool = False  # leave out an epoch's last, smaller batch
-    loss: LocalLoss = "cross-entropy"  # of class logits; the others make up for the site's class frequencies pi
+    loss: LocalLoss = "cross-entropy"  # loss of class logits; the others correct for the site's class frequencies pi
     tau: Annotated[float, Field(gt=0, le=1000)] = 1.0  # logit-adjustment: cross-entropy of logits + tau log pi
-    sampling: Sampling = "shuffled"  # class-balanced: each class that a site has as often, drawn with replacement
-    optimizer: OptimizerName = "sgd"  # made anew in each round
-    lr: Annotated[float, Field(gt=0, le=1e38)] = 0.01  # of the first round, or at the end of the warm-up
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of sgd
-    weight_decay: Annotated[float, Field(ge=0, le=1e38)] = 0.0  # of all parameters that are trained
-    schedule: Literal["constant", "exponential", "step", "cosine"] = "constant"  # of lr, over rounds
+    sampling: Sampling = "shuffled"  # class-balanced: each of the site's classes equally often, with replacement
+    optimizer: OptimizerName = "sgd"  # without state from earlier rounds
+    lr: Annotated[float, Field(gt=0, le=1e38)] = 0.01  # learning rate of the first round, or at the end of the warm-up
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # momentum of sgd
+    weight_decay: Annotated[float, Field(ge=0, le=1e38)] = 0.0  # weight decay of all trained parameters
+    schedule: Literal["constant", "exponential", "step", "cosine"] = "constant"  # how lr changes over rounds
     lr_decay: Share = 1.0  # exponential: lr * lr_decay ** (round - 1); step: the factor at each of lr_steps
     lr_steps: Annotated[tuple[ShareBelowOne, ...], Field(max_length=100)] = (0.5, 0.75)  # step: shares of the rounds
-    warmup_rounds: Annotated[int, Field(ge=0, le=MAX_WARMUP)] = 0  # first rounds, in which the rate rises linearly
-    max_grad_norm: Annotated[float, Field(gt=0)] | None = None  # largest norm of all gradients together
+    warmup_rounds: Annotated[int, Field(ge=0, le=MAX_WARMUP)] = (
+        0  # number of first rounds in which the rate rises linearly
+    )
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = (
+        None  # largest norm of all gradients together; None: no clipping
+    )
     augmentation: Augment = (
         "none"  # crop after padding by 4 (with black, or reflected), horizontal flip, up to 15 degrees
     )
     amp: bool = True  # bfloat16 autocast and channels_last on a GPU; the CPU trains in float32
-    buffers: Literal["averaged", "local"] = "averaged"  # BatchNorm's statistics with which a site goes on
-    checkpoint: bool = False  # keep each epoch on the site's disk, so that an interrupted fit goes on there
+    buffers: Literal["averaged", "local"] = "averaged"  # BatchNorm statistics that a site continues with
+    checkpoint: bool = False  # store each epoch on the site's disk, so that an interrupted fit can continue
     dp: DpPlan | None = None  # differential privacy at the site; None: no noise
 
     @model_validator(mode="after")
@@ -179,37 +187,61 @@ class Federation(StrictModel):
 
     min_sites: Sites = 2  # trainers that must be there before a round is opened
     participation: Share = 1.0  # share of the enrolled trainers that a round needs
-    over_selection: Annotated[float, Field(ge=1, le=1000)] = 1.0  # invite this many times more; the first ones count
+    over_selection: Annotated[float, Field(ge=1, le=1000)] = 1.0  # invite this many times as many; the first ones count
     quorum: Annotated[Sites | Share, WrapValidator(_quorum)] = (
         0.5  # updates that a round needs: a count, or a share of its size
     )
-    deadline_s: Seconds = 600.0  # after that a round is closed with what it has, or abandoned
-    grace: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the deadline that a quorum still waits for the rest
-    required_sites: Annotated[tuple[Id, ...], Field(max_length=1000)] = ()  # sites without whose update no round counts
-    min_contributors: Sites = 2  # to a class, or what there is of it stays; 1: in simulations only
-    stall_timeout_s: Seconds = 120.0  # without progress, a site counts as lost
-    max_attempts: Annotated[int, Field(ge=1, le=1_000_000)] = 5  # of one round below quorum, before the run fails
-    site_wait_timeout_s: Seconds = 604_800.0  # that a round waits for enough sites, before the run fails
-    max_update_norm: Annotated[float, Field(gt=0)] = 1e9  # of an update less the model that it starts from
-    max_model_mb: Annotated[float, Field(gt=0, le=MAX_BYTES / 1e6)] = 512.0  # of the first model, in 10^6 bytes
-    max_relative_norm: Annotated[float, Field(gt=0)] = 50.0  # the same, as a multiple of that model's own norm
-    outlier_factor: Annotated[float, Field(ge=2)] | None = 20.0  # times the cohort's median norm: rejected
-    robust: Robust = "none"  # how bad updates are bounded before the method aggregates; none: each counts as it is
-    max_bad_sites: Annotated[int, Field(ge=1, le=MAX_SITES)] = 1  # that "trimmed" and "krum" withstand in a round
-    max_weight_ratio: Annotated[float, Field(ge=1)] = 4.0  # a site's example count over the cohort's median: capped
-    score_every: Every = 1  # rounds; 0: only the last
-    score_personal_every: Every | None = None  # likewise for sites' own models; None: as score_every
-    best_by: str | None = None  # score of the round whose state is kept as the best; None: the first that the run has
-    patience: Annotated[int, Field(ge=1, le=MAX_ROUNDS)] | None = None  # scored rounds without a better one: then end
-    min_improvement: Annotated[float, Field(ge=0, le=1)] = 0.0  # of that score, for a round to count as better
-    score_deadline_s: Seconds = 600.0  # after that a round goes on without the scores that are missing
-    heartbeat_s: Annotated[float, Field(ge=0.001, le=3600)] = (
-        5.0  # between a daemon's heartbeats; it takes 1 s at least
+    deadline_s: Seconds = 600.0  # then the round closes with the updates that it has, or is abandoned
+    grace: Annotated[float, Field(ge=0, le=1)] = (
+        0.5  # share of the deadline for which a quorum still waits for other updates
     )
-    secure: bool = False  # the server gets one sum in place of the updates
-    sum_step_s: Seconds = 60.0  # that a step of a sum waits for sites; each but the training takes a site moments
+    required_sites: Annotated[
+        tuple[Id, ...], Field(max_length=1000)
+    ] = ()  # a round counts only with an update of each of these sites
+    min_contributors: Sites = 2  # sites needed to change a class; with fewer it stays as it was; 1: in simulations only
+    stall_timeout_s: Seconds = 120.0  # a site without progress for so long counts as lost
+    max_attempts: Annotated[int, Field(ge=1, le=1_000_000)] = (
+        5  # attempts of one round below quorum before the run fails
+    )
+    site_wait_timeout_s: Seconds = 604_800.0  # how long a round waits for enough sites before the run fails
+    max_update_norm: Annotated[float, Field(gt=0)] = (
+        1e9  # largest norm of an update minus the model that it starts from
+    )
+    max_model_mb: Annotated[float, Field(gt=0, le=MAX_BYTES / 1e6)] = (
+        512.0  # largest size of the first model, in 10^6 bytes
+    )
+    max_relative_norm: Annotated[float, Field(gt=0)] = 50.0  # the same, as a multiple of that model's own norm
+    outlier_factor: Annotated[float, Field(ge=2)] | None = (
+        20.0  # an update over so many times the cohort's median norm is rejected
+    )
+    robust: Robust = "none"  # how bad updates are bounded before the method aggregates; none: each counts as it is
+    max_bad_sites: Annotated[int, Field(ge=1, le=MAX_SITES)] = (
+        1  # bad sites that "trimmed" and "krum" withstand in a round
+    )
+    max_weight_ratio: Annotated[float, Field(ge=1)] = (
+        4.0  # a site's example count is capped at so many times the cohort's median
+    )
+    score_every: Every = 1  # take scores every so many rounds; 0: only in the last
+    score_personal_every: Every | None = None  # the same for sites' own models; None: as score_every
+    best_by: str | None = (
+        None  # score that decides which round's state is kept as the best; None: the first score that the run has
+    )
+    patience: Annotated[int, Field(ge=1, le=MAX_ROUNDS)] | None = (
+        None  # end the run after so many scored rounds without a better one
+    )
+    min_improvement: Annotated[float, Field(ge=0, le=1)] = (
+        0.0  # least gain of that score for a round to count as better
+    )
+    score_deadline_s: Seconds = 600.0  # then the round continues without the missing scores
+    heartbeat_s: Annotated[float, Field(ge=0.001, le=3600)] = (
+        5.0  # time between a daemon's heartbeats; a daemon uses 1 s at least
+    )
+    secure: bool = False  # secure aggregation: the server gets the updates' aggregate in place of each update
+    sum_step_s: Seconds = (
+        60.0  # how long a step of a secure aggregation waits for sites; only training takes a site longer than moments
+    )
     sum_group: Annotated[int, Field(ge=1, le=MAX_SECURE_SITES)] = (
-        3  # least sites of a group, summed together or not; 1: any
+        3  # least number of sites in a group, which is aggregated whole or not at all; 1: no groups
     )
 
     @model_validator(mode="before")
@@ -267,7 +299,7 @@ class Evaluation(StrictModel):
     )
     probabilities: bool = False  # area under the ROC curve, and calibration error: seconds more at a daemon's start
     personal_test_images: Annotated[int, Field(ge=2)] | None = (
-        None  # of the shared test set, for sites' own models: a stratified sample by the seed; None: all
+        None  # images of the shared test set for scores of sites' own models: a stratified sample; None: all
     )
     class_order: Order = ()  # the classes from the most frequent to the rarest; empty: 0, 1, 2, … as a long tail
 
@@ -280,18 +312,18 @@ class Evaluation(StrictModel):
 class Recipe(StrictModel):
     """One run: all that a server, its sites or a simulation need to carry it out."""
 
-    name: Id  # of the run, unique at its server
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0  # of the model, the batches and who is invited
-    rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)]  # after the one that makes the model
-    classes: Annotated[int, Field(ge=2, le=MAX_CLASSES)]  # C
+    name: Id  # name of the run, unique at its server
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0  # seed of the model, the batches and the choice of sites
+    rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)]  # rounds after the one that makes the first model
+    classes: Annotated[int, Field(ge=2, le=MAX_CLASSES)]  # number of classes
     class_names: Annotated[tuple[ClassName, ...], Field(max_length=MAX_CLASSES)] = ()  # the classes by name
-    input: Input  # what images are brought to
+    input: Input  # shape and values that images are converted to
     method: NamedOptions  # how sites train and the server aggregates
     model: Model  # what is trained
     plan: Plan = Plan()  # local training
     federation: Federation = Federation()  # who takes part, and for how long a round waits
     evaluation: Evaluation = Evaluation()  # which scores are taken
-    data: Data | None = None  # simulations only: a site's data are its own daemon's setting
+    data: Data | None = None  # simulations only: a daemon has its data in its own settings
 
     @model_validator(mode="after")
     def _class_names(self) -> Recipe:
