@@ -25,7 +25,10 @@ def test_an_old_key_is_read_as_the_new_one_and_warned_of() -> None:
         assert rename_keys(written, "Recipe", "a.toml", KEYS) == {"plan": {"batch_size": 8, "lr": 0.1}}
     assert written == {"plan": {"batch": 8, "lr": 0.1}}, "the table of the caller stays"
     assert [(log["log_level"], log["event"]) for log in logs] == [
-        ("warning", "a.toml: 'plan.batch' is now called 'batch_size'; version 0.5.0 takes the old name no more")
+        (
+            "warning",
+            "a.toml: 'plan.batch' is now called 'batch_size'. Version 0.5.0 does not accept the old name any more",
+        )
     ]
 
 
@@ -93,5 +96,5 @@ def test_an_old_command_is_run_under_its_new_name_and_warned_of(line: str, run: 
     with capture_logs() as logs:
         assert rename_command(line.split(), COMMANDS) == run.split()
     assert [log["event"] for log in logs] == warned * [
-        "`protofed client plan` is now called `protofed client preview`; version 0.5.0 takes the old name no more"
+        "`protofed client plan` is now called `protofed client preview`. Version 0.5.0 does not accept the old name any more"
     ]

@@ -196,7 +196,7 @@ class PreparedRun:
         )
 
     def noise(self, site: SiteId, task: Task, state: SiteState) -> DpNoise | None:
-        """The noise of one fit; another fit, be it only of another memory, has another. None: it has none."""
+        """The noise of one fit; None: it has none. A fit that differs only in its memory has other noise."""
         if self.dp is None or task.kind is not TaskKind.FIT:
             return None
         # Not the task: its id is another in a simulation. `DpBudget` refuses two tasks with the same noise.
@@ -235,7 +235,7 @@ class PreparedRun:
         return NoiseShare(noise, std)
 
     def gate_context(self) -> GateContext:
-        """The facts by which the gate decides on an update; they stay on the site."""
+        """What the gate needs to decide on an update; it is never sent."""
         counts = np.bincount(self.data.train.labels.cpu().numpy(), minlength=self.recipe.classes)
         return GateContext(counts, noisy=self.noisy)
 
@@ -338,8 +338,8 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
 def _refused_by_images(recipe: Recipe, site: Site, data: SiteData, facts: RunFacts) -> PolicyRefusedError | None:
     """The limit that a run breaks by this site's images: how far a fit moves, and what it learns, depend on them.
 
-    A server could offer one run after the other, and count the images by which are declined. So where updates leave in
-    sums alone the run is not declined: the site trains, and random numbers take the place of what it trained.
+    A server could offer one run after the other, and count the images by which runs are declined. So where updates
+    leave in sums alone the run is not declined: the site trains, and random numbers take the place of what it trained.
 
     Raises:
         PolicyRefusedError: in a run without secure aggregation, whose updates tell the server more than this.

@@ -102,7 +102,7 @@ Payload: TypeAlias = Mapping[Part, Tensors]
 
 @dataclass(frozen=True)
 class Update:
-    """The result of a site's fit; it leaves the site only through `Policy.release`.
+    """The result of a site's fit; it is sent only through `Policy.release`.
 
     Attributes:
         site: whose.
@@ -172,8 +172,10 @@ def unit(rows: Array) -> Array:
 
 
 def is_buffer(name: str) -> bool:
-    """Whether a tensor of a model is a statistic that training keeps, and no weight: those of PyTorch's normalisation
-    layers, by the last component of the name. A server averages them; an optimiser's step means nothing to them.
+    """Whether a tensor of a model is a statistic that training keeps, and no weight.
+
+    These are the tensors of PyTorch's normalisation layers, by the last component of the name. A server averages them;
+    an optimiser's step means nothing to them.
     """
     return name.rpartition(".")[2] in BUFFERS
 

@@ -7,8 +7,8 @@ A recipe names a plug-in as it names what comes with protofed, by an entry point
 
 or without one by its path, `package.module:attribute`. What the path must hold:
 
-- method: a `MethodPlugin`. Its two halves are imported separately, because the server has no torch and a site does not
-  import the server;
+- method: a `MethodPlugin`. Its client and server algorithms are imported separately, because the server has no torch
+  and a site does not import the server;
 - model: a factory(input, classes, **options) that returns a `protofed.client.models.split.SplitModel`;
 - dataset: a function(data) of a `protofed.common.config.data.Data` (with `data.options`) that returns two
   `protofed.client.data.split.DataSplit`, training and test; either may be None;

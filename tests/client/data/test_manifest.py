@@ -64,7 +64,7 @@ def test_columns_of_split_and_group_may_be_left_empty_and_splits_have_their_usua
         ("path,label\n..\\Doe.png,nv\n", "row 2: its path leads out"),
         ("path,label\nC:\\Doe.png,nv\n", "row 2: its path leads out"),
         ("path,label\nlink/a.png,nv\n", "row 2: links lead its path out"),
-        ('path,label\na.png,nv\n"Doe.png,nv\n', r"row 3 is no row of a \.csv file"),
+        ('path,label\na.png,nv\n"Doe.png,nv\n', r"row 3 cannot be read"),
         ("path,label\nDoé.png,nv\n".encode("cp1252"), "is not UTF-8; save it as 'CSV UTF-8'"),
         ("path,label\nDoe.png,nv\n".encode("utf-16"), "is not UTF-8"),
     ],

@@ -110,7 +110,7 @@ def test_a_server_that_takes_the_certificate_is_fine_and_another_refuses_it(
     serve: Start, identity: Identity, tmp_path: Path
 ) -> None:
     found = diagnose(serve(), identity)
-    expect(found, DiagnosisCode.FINE, "takes the certificate of site 'ann'")
+    expect(found, DiagnosisCode.FINE, "accepts the certificate of site 'ann'")
     assert found.server_fingerprint == fingerprint((tmp_path / "server-0" / "cert.pem").read_bytes())
     found = diagnose(serve(trusted=Authority.make()), identity)
     expect(found, DiagnosisCode.REFUSED, "site 'ann'", identity.certificate.fingerprint[:16])

@@ -361,7 +361,7 @@ def test_half_a_line_at_the_end_is_no_tampering(path: Path, left: int) -> None:
     found = lines(path)
     path.write_bytes(b"".join(found[:4]) + found[4][:left])
     told: list[journal.Record] = []
-    with pytest.raises(HalfLineError, match=rf"line 5: only {left} bytes of record 5: its writer .* was killed"):
+    with pytest.raises(HalfLineError, match=rf"line 5: only {left} bytes of record 5\. Its writer .* was killed"):
         told.extend(records(path))
     assert [record.seq for record in told] == [1, 2, 3, 4], "what is whole is good"
 

@@ -173,7 +173,7 @@ def test_half_a_line_is_no_tampering_in_the_newest_segment_alone(path: Path) -> 
 
 def test_a_newest_segment_without_its_first_record_is_no_place_to_go_on(path: Path) -> None:
     os.truncate(segments(path)[-1].path, 0)
-    with pytest.raises(StateError, match="restore it"):
+    with pytest.raises(StateError, match="Restore the file"):
         Journal(path, BYTES)
 
 

@@ -61,7 +61,8 @@ class TaskGate:
         origin: where `rules` come from, for the record of what the policy approves by itself.
         trains: the site is a trainer: which classes it has must not be tried out.
         budget: why the privacy budget allows no further round of a run; empty: it does, or is not known yet.
-        partners: why the site is summed with nobody in a run, which is None if it is not known yet; empty: it is.
+        partners: why no partner is aggregated with this site in a run, which is None if it is not known yet; empty: one
+            is.
     """
 
     def __init__(
@@ -409,7 +410,7 @@ class Agent:
         return self._work.no_budget(offered.run) if offered == self._assignment else ""
 
     def _unconfirmed(self, offered: Assignment | None) -> str:
-        """Why the site is summed with nobody; empty: it is, or the run has no secure aggregation."""
+        """Why no partner is aggregated with this site; empty: one is, or the run has no secure aggregation."""
         member = self._work.sums.membership
         if member is None or (offered is not None and not is_offered_aggregated(self._site, offered)):
             return ""

@@ -1,4 +1,4 @@
-"""A site's work on the tasks of one run: each ends handed in, or declined by a code.
+"""A site's work on the tasks of one run: each ends uploaded, or declined by a code.
 
 `RunWork` prepares the run, and has one object for each kind of task: `FirstModel`, `PlainFit` or `SecureFit`,
 `Refinement`, and the scores. `NoisyFit` stands around the training of a fit.
@@ -405,7 +405,7 @@ class SecureStep:
         self._tools, self._sums = tools, sums
 
     def work(self, run: PreparedRun, task: Task) -> None:
-        """Push what the site hands in for the step; the numbers' receipt settles the fit."""
+        """Push what the site sends for the step; the numbers' receipt settles the fit."""
         tools = self._tools
         released = tools.passed(task, lambda: self._sums.step(run, task))
         fitted = self._sums.settles(task)

@@ -75,8 +75,8 @@ class SecureScores:
 def _random_numbers(withheld: Collection[str]) -> Scores:
     """In place of scores that are withheld: by them nobody can read the others' either.
 
-    Were they left out, the server would see that this site has no answer, and of a question that two withhold it would
-    read the third's.
+    If they were left out, the server would see that this site has no answer. If two of three sites withheld an answer,
+    the server could read the third site's.
     """
     return {name: score_sums.random_number() for name in withheld}
 
@@ -134,7 +134,7 @@ class Scorer:
         return [work for work in works if work.scored is not ScoredModel.OWN or self._known(work) is None]
 
     def _works(self, run: PreparedRun, task: Task) -> list[Computation]:
-        """Scores of the site's own model, of the global one on its own test set, and on the one that all share."""
+        """Scores of the site's own model, of the global model on its own test set, and on the shared one."""
         works: list[Computation] = []
         state, roles = self._site.store.last_counted(task.run, task.round + 1), self.roles(run, task)
         if Role.TRAINER in roles:
@@ -232,7 +232,7 @@ class OwnScoreKeeper:
 
 
 def _families(scores: Scores) -> dict[str, float]:
-    """Without the scores of single classes, of which there may be thousands."""
+    """Without the scores of single classes; there may be thousands."""
     return {name: value for name, value in scores.items() if score_family(name) == name}
 
 

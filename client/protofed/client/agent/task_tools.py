@@ -217,7 +217,7 @@ class TaskTools:
         reach("staged")
 
     def check_trained_by(self, run: PreparedRun, task: Task) -> None:
-        """Check that what is staged was trained, and its noise counted, by the rules by which it would leave now.
+        """Check that what is staged was trained, and its noise counted, by the rules under which it would be sent now.
 
         Raises:
             TaskFailedError: it was not.
@@ -260,8 +260,8 @@ class TaskTools:
     def check_taken(self, receipt: Receipt) -> None:
         """Decline a task whose update the server refuses.
 
-        The same training gives the same update: without a refusal of ours the server would ask again until the
-        deadline, and a simulation, whose clock stands still, for ever.
+        The same training gives the same update: without a refusal here the server would ask again until the deadline. A
+        simulation, whose clock stands still, would ask for ever.
 
         Raises:
             TaskFailedError: it does.

@@ -40,8 +40,9 @@ WHAT_TO_DO = (
 class BaseJudge:
     """Remembers, durably, the last base that the site accepted of each run; a base is checked once.
 
-    `judge` decides by what the server sent and the policy says, and by nothing of the site's data: a server that tries
-    one base after the other would read the data off what is declined. `judge_by_images` is for what the images decide.
+    `judge` decides by what the server sent and the policy says, never by the site's data. Otherwise a server could try
+    one base after the other, and learn about the data from what is declined. `judge_by_images` is for what the images
+    decide.
     """
 
     def __init__(self, site: Site) -> None:
@@ -56,9 +57,9 @@ class BaseJudge:
     def judge(self, run: PreparedRun, task: Task, base: Payload) -> None:
         """Accept the base of a FIT, REFINE or SCORE task, or refuse it.
 
-        Of class models each, for a mixture of them keeps what all of them keep; of models of other sites each, for a
-        fit may start from one or have it in its loss. Control variates are for methods that send some, class models
-        for those that mix them.
+        Each class model is checked: a mixture keeps what all of them keep. Each model of another site is checked: a fit
+        may start from it, or use it in its loss. Control variates are for methods that send some, class models for
+        those that mix them.
 
         Raises:
             PolicyRefusedError: naming the check, the layer and the base's digest.

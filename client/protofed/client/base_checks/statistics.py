@@ -1,9 +1,9 @@
 """Whether a model that the server sends is one that an honest run could have: pure checks of its tensors.
 
-A server that chooses the weights freely can choose some whose gradients are the site's images: rows that all measure
-the same thing beside sorted thresholds (Fowl et al., "Robbing the Fed", ICLR 2022), or rows of which each answers to
-a single image (Boenisch et al., "When the Curious Abandon Honesty", EuroS&P 2023). Such weights are far from what
-training makes. Bounds stand beside the largest value of honest runs: all digits and spiral recipes, every site and
+A server that chooses the weights freely can choose weights whose gradients are the site's images. Examples are rows
+that all measure the same thing beside sorted thresholds (Fowl et al., "Robbing the Fed", ICLR 2022), and rows that each
+respond to a single image (Boenisch et al., "When the Curious Abandon Honesty", EuroS&P 2023). Such weights are far from
+what training makes. Bounds stand beside the largest value of honest runs: all digits and spiral recipes, every site and
 round.
 """
 
@@ -114,10 +114,10 @@ def statistics(model: Payload) -> BaseStatistics:
 
 
 def first_problem(base: Payload, built: Payload, options: Mapping[str, object]) -> BaseProblem | None:
-    """Whether the model of round 1 is the one that this site built itself from the recipe's seed.
+    """Whether the model of round 1 is the model that this site built itself from the recipe's seed.
 
-    What a method's server half puts in its place is checked as far as it is known: class models, and another head in
-    one matrix, are copies of the built head, prototypes are no longer than unit vectors, and a number is the option of
+    What a method's server algorithm puts in its place is checked as far as it is known. Class models, and another head
+    in one matrix, are copies of the built head. Prototypes are no longer than unit vectors. A number is the option of
     that name in the recipe.
 
     Args:
@@ -163,7 +163,7 @@ def structure_problem(base: Payload, built: BaseStatistics) -> BaseProblem | Non
 
 
 def change_problem(base: Payload, last: Payload, bound: float) -> BaseProblem | None:
-    """Whether a model is too far from the one that the site saw last: by part, and of the body by layer, too.
+    """Whether a model is too far from the model that the site saw last: by part, and of the body by layer, too.
 
     Args:
         bound: the most movement, as a share of the last one's norm.

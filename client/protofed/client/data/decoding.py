@@ -50,7 +50,7 @@ class StoredGrey:
         most: what white is without a window; None: only a window can say.
         inverted: 0 is white.
         unsigned: 32 bits without a sign, which Pillow's mode I takes as signed.
-        scale: by which Pillow multiplies the file's values.
+        scale: the factor of Pillow on the file's values.
     """
 
     most: float | None

@@ -200,7 +200,7 @@ def _label(cell: str, data: Data) -> str:
 
 
 def _one_hot(cells: Mapping[str, str]) -> str:
-    """The label whose column has a 1: a row of which the label is not clear gets one that is no class of any run."""
+    """The label whose column has a 1. A row without a clear label gets one that is no class of any run."""
     numbers = {name: _number(cell) for name, cell in cells.items()}
     if not {0.0, 1.0}.issuperset(numbers.values()):
         return UNCLEAR

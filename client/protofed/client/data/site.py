@@ -74,8 +74,9 @@ def load_site(
 def load_test(
     data: Data, input_: Input, classes: int, class_names: Sequence[str] = (), *, noisy: bool = False
 ) -> SiteData:
-    """An evaluator's data, without training examples: the source's test set, or where it has none all local test sets
-    together; and the auxiliary images, if there are some.
+    """An evaluator's data, without training examples: a test set, and the auxiliary images, if there are some.
+
+    The test set is the source's. If the source has none, it is all local test sets together.
 
     Raises:
         DataError: the source cannot be used; without a test set, as `load_sites`.

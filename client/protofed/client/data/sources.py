@@ -48,8 +48,8 @@ def read_files(
 ) -> tuple[DataSplit, DataSplit]:
     """Read a source `folder` or `manifest` as training and test examples; files of the split val are left out.
 
-    If the files have no split, the test set is drawn before any image is decoded: so a file that becomes unreadable
-    moves no other one between the sets.
+    If the files have no split, the test set is drawn before any image is decoded. So a file that becomes unreadable
+    moves no other file between the sets.
 
     Args:
         noisy: as of `sources.load`.
@@ -248,8 +248,8 @@ def load(data: Data, input_: Input, class_names: Sequence[str] = (), *, noisy: b
 def infer_input(data: Data) -> tuple[Input, int]:
     """An input with the images' own shape, and C for their labels: for checks before there is a run.
 
-    Files may differ in shape: then it is the shape of the first one, shrunk to `_LONGEST` pixels a side where it is
-    larger, and all are fitted to it.
+    If files differ in shape, this is the shape of the first file, shrunk to `_LONGEST` pixels a side. All files are
+    fitted to it.
 
     Raises:
         DataError: the source is missing, unreadable, or has images that no run's input can be of.

@@ -60,7 +60,7 @@ class _SplitBatches:
         return type(f"Shared{kind.__name__}", (kind,), {"forward": shared_forward})
 
     def _body(self, body: nn.Module, images: Tensor, kind: type[nn.Module]) -> Tensor:
-        """A body's features, [B, channels, height, width] -> [B, D], of which this rank computes its rows."""
+        """A body's features, [B, channels, height, width] -> [B, D]. This rank computes its own rows."""
         rows = None if self.team is None else self.team.rows(len(images))
         if self.team is None or rows is None:
             return cast("Tensor", kind.forward(body, images))
@@ -86,8 +86,8 @@ class _SplitBatches:
 class _GatherRows(torch.autograd.Function):
     """Gather the rows of all ranks.
 
-    Every rank computes the same loss from them and backpropagates 1/size of it (`Team.backward`), so the gradient of a
-    rank's own rows is size times what arrives here.
+    Every rank computes the same loss from them, and backpropagates 1/size of the loss (`Team.backward`). So the
+    gradient of a rank's own rows is size times what arrives here.
     """
 
     @staticmethod
@@ -105,7 +105,7 @@ class _GatherRows(torch.autograd.Function):
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Sum over all ranks. Each rank's loss depends on the sum, so gradients are summed over all ranks, too."""
+    """Sum over all ranks. Each rank's loss depends on the sum, so gradients are added up over all ranks, too."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, team: Team) -> Tensor:

@@ -1,7 +1,7 @@
 """What the site has decided on runs: files in the state folder, by run.
 
-The daemon records the runs that the server offers, and those that the site's policy approves by itself; `protofed
-client approve` approves one recipe, by its digest; `client deny` and `withdraw` take the site out of a run at once.
+The daemon records the runs that the server offers, and the runs that the site's policy approves by itself. `protofed
+client approve` approves one recipe, by its digest. `client deny` and `withdraw` take the site out of a run at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The gate: everything that leaves a site passes its policy. It fails closed: what no rule names stays.
+"""The gate: everything that a site sends passes its policy. It fails closed: what no rule names is not sent.
 
 A policy that may be edited while the daemon runs: read again when its file has changed.
 """
@@ -82,7 +82,7 @@ class ReleasedVector:
         """The site's terms of all sums, [N] uint64.
 
         Args:
-            classes: [C] bool, the classes that enough sites hold; None: nothing is summed by class.
+            classes: [C] bool, the classes that enough sites hold; None: nothing is aggregated by class.
 
         Raises:
             SecureAggregationError: as of `SumLayout.words`.
@@ -124,7 +124,7 @@ class PolicyOrigin:
 
 @dataclass(frozen=True)
 class Policy:
-    """Decides what may leave this site."""
+    """Decides what this site may send."""
 
     rules: PolicyRules
     origin: PolicyOrigin = field(default=PolicyOrigin(), compare=False)  # a comment more is no other policy
@@ -177,7 +177,7 @@ class Policy:
 
         Args:
             sends: the parts that the method's updates have.
-            form: what of them is summed, in a run with secure aggregation; None: it has none.
+            form: what of them is aggregated, in a run with secure aggregation; None: it has none.
             exchanges: what it moves between single sites.
 
         Raises:
@@ -261,7 +261,7 @@ class Policy:
         Under `hide_class_presence` the head has no row a class.
 
         Args:
-            head: tensors of any values, of which the method may send all.
+            head: tensors of any values; the method may send all of them.
             classes: C, of the run.
 
         Raises:
@@ -304,8 +304,8 @@ class Policy:
     def release_sum(self, update: Update, layout: SumLayout, context: GateContext | None = None) -> ReleasedVector:
         """Check an update, remove what the rules demand, and let the rest into a secure aggregation.
 
-        Rules about what tells the site's classes do not hold in it, and the shares by which it mixes leave in no other
-        way; all others do.
+        Rules about what tells the site's classes do not hold in it; all others do. The shares that a site mixes by are
+        sent in no other way.
 
         Raises:
             PolicyRefusedError: as of `release`.
@@ -323,11 +323,12 @@ class Policy:
         return ReleasedVector(layout, replace(update, payload=leaving, metrics={}, weight=weight), _GATE)
 
     def release_score_sum(self, scores: Scores, names: Sequence[str], *, noisy: bool = False) -> ReleasedVector:
-        """Let those of a site's own scores into a secure aggregation that the policy names, be it only for sums.
+        """Release a site's own scores into a secure aggregation, if the policy names them, even if only in
+        `aggregated_metrics`.
 
         Args:
-            names: rows of the sum, of which some may be other than the site's own.
-            noisy: the run has `[plan.dp]`: scores have no noise, so none is summed.
+            names: rows of the sum; some may not be the site's own.
+            noisy: the run has `[plan.dp]`: scores have no noise, so none is aggregated.
         """
         rules, private = self.rules, noisy or self.rules.dp is not None
         own = {name: value for name, value in scores.items() if is_own(name) and not private}

@@ -72,7 +72,7 @@ def admit(recipe: Recipe, limits: Limits, facts: RunFacts) -> None:
 
     Raises:
         PolicyRefusedError: naming the first rule that it breaks. The text may follow from the site's number of
-            examples: it must not leave the site.
+            examples: it must not be sent.
     """
     for check in checks(recipe, limits, facts):
         if not check.holds:

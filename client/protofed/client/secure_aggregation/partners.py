@@ -1,9 +1,9 @@
-"""What a site takes into a secure aggregation: its identity, its promises, and whom it lets itself be summed with.
+"""What a site takes into a secure aggregation: its identity, its promises, and its partners.
 
 The identity is an Ed25519 key in the state folder, which partners confirm. A confirmed list of partners is the only
-door wherever there is one, and wherever the policy says `partners = "confirmed"`. Else a site's identity is believed on
-first use, if its certificate endorses it, and another one is refused from then on: that trusts whoever signs
-certificates.
+door wherever there is one, and wherever the policy says `partners = "confirmed"`. Otherwise a site's identity is
+believed on first use, if its certificate endorses it. Another identity is refused from then on. This trusts whoever
+signs certificates.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class Partners:
         """The list that a person here confirmed; None: none.
 
         Raises:
-            StateError: the file is damaged: without it the site could be summed with anybody.
+            StateError: the file is damaged. Without it anybody could be aggregated with this site.
         """
         return self._read(CONFIRMED, _CONFIRMED)
 
@@ -358,7 +358,7 @@ class Partners:
             required: the policy asks for a confirmed list.
 
         Raises:
-            SecureAggregationError: one is not whom this site lets itself be summed with.
+            SecureAggregationError: one is not a partner of this site.
             StateError: a file cannot be read or written.
         """
         confirmed, adverts = self.confirmed(), list(adverts)

@@ -1,8 +1,8 @@
 """One site's part in one sum, as pure functions: what it knows and was sent, in; what it knows then and sends, out.
 
-A site promises each thing once: one advert, one roster, one vector, one set of survivors. Whatever would be a second
-one is refused, since two of them with the same masks, or two openings, tell the server what one does not. The session
-is stored before anything of a step is sent, so that a daemon that was killed sends the same bytes again.
+A site promises each thing once: one advert, one roster, one vector, one set of survivors. A second one of anything is
+refused: two of them with the same masks, or two decryptions, tell the server what one does not. The session is stored
+before anything of a step is sent, so that a daemon that was killed sends the same bytes again.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class Session:
         root: of all its secrets for this sum.
         advert: its own.
         roster: RosterMessage that it was sent first.
-        group: its own of it, the only one in which it is summed, but alone.
+        group: its own in the roster, the only one that it is aggregated in, except alone.
         dealt: SharesMessage that it sends; shares are drawn at random, so a second drawing would be others.
         kept: its own shares of its own seeds.
         delivered: SharesMessage that it was sent first.
         sent: by vector, the digest of what it sends: a second one under the same masks would show the difference.
         survivors: by vector, the only set that it signs, and reveals shares for.
-        revealed: vectors of which it has revealed shares.
-        scores: what is summed, of a sum of scores: a daemon that was killed must not take them anew.
+        revealed: vectors whose shares it has revealed.
+        scores: what is aggregated, of a sum of scores: a daemon that was killed must not compute them again.
         noise_std: of what the site adds to each number, where noise is shared; it follows from the model, too.
     """
 

@@ -1,4 +1,4 @@
-"""The tasks of a secure aggregation: what the site hands in for each, once its session of the sum is stored."""
+"""The tasks of a secure aggregation: what the site sends for each, once its session of the sum is stored."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class SumSteps:
             return self._site.policy.release_sum(update, layout, run.gate_context())
 
     def step(self, run: PreparedRun, task: Task) -> Released:
-        """What the site hands in for a later step, of the update that is staged for this sum."""
+        """What the site sends for a later step, of the update that is staged for this sum."""
         _check_aggregated(self._site, run, task)
         with _refusals():
             membership = self._membership()
@@ -233,8 +233,9 @@ class SumSteps:
     def _leaving(self, run: PreparedRun, session: Session, task: Task, words: Array) -> Array:
         """What of a site's terms [N] uint64 goes under the masks: with its share of the noise, where that is shared.
 
-        In place of an update that is withheld, random words: with the model as it was received, say, the sum would be
-        of the others alone, and a server that made a question of which all but one withhold would read that one.
+        Random words in place of a withheld update. If the site sent the received model, for example, the aggregate
+        would be over the other sites alone. A server could then ask so that all but one site withhold, and read that
+        site's update.
         """
         if session.sum_of is not SumOf.UPDATE:
             return words
@@ -261,9 +262,10 @@ class SumSteps:
         return self._site.policy.release_sum(update, session.layout, run.gate_context())
 
     def _record_scores(self, run: PreparedRun, session: Session, flags: Array, classes: Array | None) -> None:
-        """Write which of the site's scores are about to leave under masks, where scores are summed.
+        """Write which of the site's scores are about to be sent under masks, where scores are aggregated.
 
-        Of their values the site has its own record. Not left for when the sum opens: that takes no word of this site.
+        The site has its own record of their values. It does not wait until the server decrypts the sum, because the
+        server does not tell this site.
         """
         if session.sum_of is SumOf.SCORES and Vector.VALUES not in session.sent:
             names = _score_names(run)

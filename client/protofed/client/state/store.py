@@ -32,7 +32,7 @@ def load_or_create_secret(folder: Path) -> bytes:
 
     Raises:
         StateError: it cannot be read or written, or is damaged. It is never replaced silently: a fit that is resumed
-            with another secret would not be the one that was started.
+            with another secret would not be the fit that was started.
     """
     path = folder / SECRET_FILE
     if not path.exists():
@@ -187,8 +187,8 @@ class Store(Protocol):
     def stage(self, task: Task, outcome: FitOutcome) -> None:
         """Store a fit's outcome durably; the agent calls this before it uploads the update.
 
-        After a roll-back, what was stored of this round and of later ones counts no more, nor what is of rounds whose
-        memory the fit passed over (`Task.state_before`).
+        After a roll-back, what was stored of this round and of later rounds does not count any more. The same holds for
+        rounds whose memory the fit passed over (`Task.state_before`).
         """
 
     def settle(self, task: Task, receipt: Receipt) -> None:

@@ -1,12 +1,12 @@
 """Differential privacy of one fit: what its noise and samples are drawn from, and how many it has drawn.
 
-Noise comes from a stream cipher, not from PyTorch's generators: on the CPU these take 32 bits of a seed, so whoever has
-an update could try all seeds until one takes the noise away.
+Noise comes from a stream cipher, not from PyTorch's generators. On the CPU these take 32 bits of a seed. Whoever has an
+update could try all seeds until one takes the noise away.
 
 A site's share of the noise of a secure aggregation: the distributed Gaussian mechanism, on the ring of the sum.
 
-Each of the sites adds N(0, s^2 / h) to each of its numbers, rounded to a step of the fixed point, and h of them or more
-keep to the rules: the sum, which is all that anybody sees, has N(0, s^2) and more. Adding on the ring wraps and never
+Each of the sites adds N(0, s^2 / h) to each of its numbers, rounded to a step of the fixed point. If h sites or more
+keep to the rules, the sum, which is all that anybody sees, has N(0, s^2) and more. Adding on the ring wraps and never
 clips, so the sum of noisy terms is the noisy sum (Kairouz, Liu, Steinke, ICML 2021, whose noise is discrete from the
 start). Rounded normal numbers are as good: given the fractions that rounding takes away, what is left is a discrete
 Gaussian; and those fractions are uniform, whatever was added, but for factors of 1 + 2 exp(-2 pi^2 r^2) a number, r
@@ -174,7 +174,7 @@ class NoiseShare:
         """A site's terms [N] uint64 of all sums, with the noise: numbers of the ring, `bits` of them a fraction.
 
         Raises:
-            SecureAggregationError: something is summed that is no mean of models: nothing would hide it.
+            SecureAggregationError: something is aggregated that is no mean of models: nothing would hide it.
         """
         noisy = words.copy()
         for key, term in layout.named(noisy).items():
@@ -186,7 +186,7 @@ class NoiseShare:
         return noisy
 
     def on_update(self, payload: Payload) -> Payload:
-        """The same of the update of a simulated site, which is not summed under masks, in the model's precision."""
+        """The same for the update of a simulated site, which is aggregated without masks, in the model's precision."""
         return {
             part: {
                 name: (array + self._drawn(f"{MEAN}{part}/{name}", array.shape)).astype(array.dtype)

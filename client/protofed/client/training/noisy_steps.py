@@ -1,8 +1,8 @@
 """Differentially private SGD (Abadi et al., CCS 2016) over units: a patient's images together, or one image.
 
-A step samples units, each with probability q (Poisson), sums the gradient of each over its images, clips it to norm C
-over all trained tensors together, adds up, adds N(0, (sigma C)^2), and divides by the recipe's batch size. No number in
-it but the noisy sum depends on how many units a site has.
+A step samples units, each with probability q (Poisson). It adds up the gradient of each unit over its images, and clips
+it to norm C over all trained tensors together. It adds up the clipped gradients and N(0, (sigma C)^2), and divides by
+the recipe's batch size. No number in it but the noisy sum depends on how many units a site has.
 
 Sums and counts of classes under `[plan.dp]`: one Gaussian mechanism on all units, whose contributions are clipped.
 
@@ -346,8 +346,7 @@ def noisy_means(local: FitContext, of_batch: Callable[[Tensor, Tensor], tuple[Te
 def label_shares(local: FitContext) -> Tensor:
     """The share of each class among the site's training labels, [C] float32 on the device, to be read only.
 
-    With `plan.dp` it is one class release: of noisy counts, of which those below `min_noisy_count` are 0; uniform, if
-    all are.
+    With `plan.dp` it is one class release: of noisy counts; counts below `min_noisy_count` are 0; uniform, if all are.
     """
     if local.plan.dp is None:
         return local.data.label_frequencies()

@@ -1,7 +1,7 @@
 """Calls over gRPC; with `channels`, the only client file that imports it.
 
-Calls retry with full jitter while the server is away: without end, unless `give_up_after_s` is set; where the server
-says when to try again, not before that. The retries are ours because gRPC's run a handler twice. Each message is in the
+Calls retry with full jitter while the server is away: without end, unless `give_up_after_s` is set. If the server says
+when to try again, they wait until then. The retries are ours because gRPC's run a handler twice. Each message is in the
 audit log before it is sent; chunks are there as one transfer.
 
 How many chunks are under way at once, and how long one may take: on a slow link one, and longer.
@@ -155,7 +155,7 @@ class _Request:
 
     @property
     def digest(self) -> Digest:
-        """By which its line of the audit log is found."""
+        """What its line of the audit log is found by."""
         return digest(self.data) if self.transfer is None else self.transfer.digest
 
 

@@ -267,7 +267,7 @@ def _explain_untrusted(
         )
         return DiagnosisError(DiagnosisCode.SERVER_DATES, text, server)
     text = (
-        f"{shows} that the CAs in {identity.folder / 'ca.pem'} do not confirm ({error.verify_message}). Nothing was "
+        f"{shows} that the CAs in {identity.folder / 'ca.pem'} do not confirm ({error.verify_message}); nothing was "
         "sent. It may be another server. Correct the address, or install the bundle that the operator sent"
     )
     return DiagnosisError(DiagnosisCode.SERVER_AUTHORITY, text, server)

@@ -38,7 +38,7 @@ ShareBelowOne = Annotated[float, Field(gt=0, lt=1)]
 
 
 class DpPlan(StrictModel):
-    """`[plan.dp]`: noise by which what leaves a site tells almost nothing of any one of its patients.
+    """`[plan.dp]`: noise, so that what a site sends tells almost nothing about any one patient.
 
     A unit is a patient, or one image where the site's data have no groups.
     """
@@ -255,7 +255,7 @@ class Federation(StrictModel):
 
     @property
     def fixed_point(self) -> FixedPoint | None:
-        """How numbers are summed; None: not `secure`."""
+        """How numbers are aggregated; None: not `secure`."""
         return POINT if self.secure else None
 
 
@@ -421,13 +421,13 @@ class Recipe(StrictModel):
         return self.model_dump_json(exclude={"data"})
 
     def preprocessing_digest(self) -> Digest:
-        """A digest that is equal for recipes by which sites preprocess images and number classes in the same way."""
+        """A digest that is equal for recipes with the same preprocessing of images and the same order of classes."""
         fields = {"input": self.input.model_dump(), "class_names": self.class_names, "version": PREPROCESSING}
         return digest(json.dumps(fields, sort_keys=True).encode())
 
     @property
     def names(self) -> frozenset[str]:
-        """All names of methods, models and data in it, of which some may be plug-ins; `simulate` allows them."""
+        """All names of methods, models and data in it; some may be plug-ins; `simulate` allows them."""
         data = () if self.data is None else (self.data.source, self.data.partition.kind)
         return frozenset({self.method.name, self.model.name, *data})
 
@@ -488,8 +488,8 @@ class DpCost:
             on a Poisson sample of the units.
         class_releases: of class sums and counts, each a Gaussian mechanism of noise `class_noise_multiplier` on all
             units, without sampling.
-        linear: what leaves is the model after one training, no part of which stays for a later fit: of a training of
-            one step the noise can be added where updates are summed (`DpPlan.shared_by`).
+        linear: what is sent is the model after one training, and nothing stays for a later fit. After a training of one
+            step the noise can be added where updates are aggregated (`DpPlan.shared_by`).
     """
 
     epochs: tuple[int, ...]

@@ -3,7 +3,7 @@
 Of public keys there are short codes, to be read out over the telephone. A code is the first 80 bits of the key's
 fingerprint in Crockford's base32 (https://www.crockford.com/base32.html): 16 of 0-9 and A-Z without I, L, O and U, in
 four groups. Whoever swaps a request on its way must find a key with the same code, a second preimage: about 2**80 keys.
-A code of six digits would take a million keys, which one core makes in half a minute; such codes are safe only where
+A code of six digits would take a million keys, which one core makes in half a minute. Such codes are safe only where
 both sides commit to their keys before either sees the other's.
 """
 

@@ -212,7 +212,7 @@ class LiveIdentity:
         self._version, self._refused, self.problem = version, None, ""
 
     def _check_name(self, certificate: Certificate) -> None:
-        """Check that a certificate is a renewal of the one that is used.
+        """Check that a certificate is a renewal of the certificate in use.
 
         Raises:
             IdentityError: it is of another name.

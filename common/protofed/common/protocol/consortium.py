@@ -1,9 +1,10 @@
-"""A consortium: the numbered list of partners that hospitals confirm by one code, and are summed with alone.
+"""A consortium: the numbered list of partners that hospitals confirm by one code. No other site is aggregated with
+them.
 
 Whoever runs server and CA can register sites of its own, and subtract what these sent from a sum. No certificate stops
 that, so people do: each hospital confirms the list in which the partners' identities for secure aggregation stands.
 
-The coordinator chooses the list freely, and could show two hospitals two lists with one code: of a plain hash of 80
+The coordinator chooses the list freely, and could show two hospitals two lists with one code. For a plain hash of 80
 bits such a pair is found in 2**40 trials, which is an afternoon. So `scrypt` makes a code take a third of a second and
 128 MiB, and 2**40 codes some 10,000 years of a core.
 """

@@ -1,6 +1,6 @@
 """What server and client exchange, independent of protobuf: tasks, receipts, progress, scores, telemetry.
 
-Numbers of a site's machine and daemon in heartbeats are a closed list, of which the site's policy allows some.
+Numbers of a site's machine and daemon in heartbeats are a closed list; the site's policy allows some of them.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Task:
         base_bytes: size of that blob.
         remaining_s: seconds until the round's deadline, by the server's monotonic clock.
         attempt: of the round, from 1.
-        sum_of: what is summed; None: the task is not of a secure aggregation.
+        sum_of: what is aggregated; None: the task is not of a secure aggregation.
         state_round: of FIT, the newest round in which an update of this site stands: it was accepted for an attempt
             that published a state and was not rolled back; 0: none. None: of other tasks.
     """

@@ -1,7 +1,8 @@
 """Secure aggregation: a server learns the sum of what sites send, and not what one of them sent.
 
-Bonawitz et al., CCS 2017: the malicious-server variant of double masking on the complete graph, Protocol 1 of the paper
-with its signatures and its consistency round. Everything here is pure: who stores and sends what is decided elsewhere.
+Bonawitz et al., CCS 2017: the malicious-server variant of double masking on the complete graph. It is Protocol 1 of the
+paper, with its signatures and its consistency round. Everything here is pure: who stores and sends what is decided
+elsewhere.
 
 Each step is a task. A masked vector travels beside its message. The site's functions are of the client's
 `secure_aggregation.session`. The server's are of its `rounds.secure_aggregation.steps`: what makes the message that a

@@ -1,9 +1,9 @@
 """Groups of sites: a site is in one, in all runs, and a sum is over whole groups or is not opened.
 
-The members of a group are then in exactly the same opened sums, so whatever is computed from all sums of all runs is
-made of sums over whole groups, and no difference of them is about fewer sites than a group has (So et al., "Securing
-Secure Aggregation: Mitigating Multi-Round Privacy Leakage", AAAI 2023). Who colludes with the server is taken away from
-its group.
+The members of a group are then in exactly the same decrypted sums. Whatever is computed from all sums of all runs is
+made of sums over whole groups. No difference of them is about fewer sites than a group has (So et al., "Securing Secure
+Aggregation: Mitigating Multi-Round Privacy Leakage", AAAI 2023). Who colludes with the server is taken away from its
+group.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def large(groups: Groups, fewest: int) -> Groups:
 
 
 def summable(groups: Groups, sites: frozenset[SiteId], fewest: int) -> frozenset[SiteId]:
-    """Those of the sites that can be summed now: of whole groups, and newcomers if they are enough for one."""
+    """The sites that can be aggregated now: those of whole groups, and newcomers if they are enough for a group."""
     newcomers = sites - members(groups)
     return whole(large(groups, fewest), sites) | (newcomers if len(newcomers) >= fewest else frozenset())
 
@@ -86,7 +86,7 @@ def check_own(groups: Groups, site: SiteId, pinned: Group | None, fewest: int) -
     """Check a site's own group.
 
     Args:
-        pinned: in which the site was summed before, in any run; None: it was not, but alone.
+        pinned: in which the site was aggregated before, in any run; None: in none, except alone.
         fewest: sites that recipe and policy ask for.
 
     Raises:

@@ -41,12 +41,12 @@ class Vector(StrEnum):
 
 @dataclass(frozen=True)
 class SumContext:
-    """Which sum it is: sites that were told different ones cannot be summed.
+    """Which sum it is: sites that were told different ones cannot be aggregated.
 
     Attributes:
         recipe: digest of the run's recipe, as the site read it.
         base: digest of the model that the sites were sent.
-        vectors: those that are summed, CONTRIBUTORS first.
+        vectors: those that are aggregated, CONTRIBUTORS first.
     """
 
     run: str
@@ -165,8 +165,10 @@ def combined(
 
 
 def _choices(places: Sequence[int], count: int, seeds: int) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Choices of places, each with a turn: all pairs, if they can be tried; else some choices at random, for the first
-    in order are nearly the same.
+    """Choices of places, each with a turn.
+
+    They are all pairs, if all can be tried. Otherwise they are random choices, because the first in order are nearly
+    the same.
     """
     if math.comb(len(places), count) * seeds <= 2 * _MAX_TRIES:
         yield from ((choice, turn) for turn in range(seeds) for choice in itertools.combinations(places, count))
@@ -300,7 +302,7 @@ class Roster:
     """The adverts of one sum, sorted by site: whose masks cancel.
 
     Attributes:
-        groups: of its sites; a set of them that is summed is made of whole ones.
+        groups: of its sites; a set of sites that is aggregated is made of whole groups.
 
     Raises:
         SecureAggregationError: too few or too many sites, two adverts of a site, equal keys, or a site in no group.

@@ -1,6 +1,7 @@
-"""A method's linear form: what of an update is summed, and where each number stands in a site's vector.
+"""A method's linear form: what of an update is aggregated, and where each number stands in a site's vector.
 
-Both halves of a method name the same form, so that site and server agree on the vector without a word about it.
+The client and server algorithms of a method name the same form, so that site and server agree on the vector without a
+word about it.
 
 `FixedPoint` brings numbers to integers of the ring modulo 2**64, whose sums are exact and do not depend on order.
 `Sums` is what a server computes from an opened sum: means, class rows and mixtures, never what one site sent.
@@ -87,7 +88,7 @@ MEAN, MIXTURE = "mean/", "mixture/"  # how its other keys begin, before a tensor
 
 @dataclass(frozen=True)
 class ClassRows:
-    """Rows by class, of which a site sends those that it has: [D] each, or [C, D].
+    """Rows by class, [D] each, or [C, D]: a site sends the rows that it has.
 
     Attributes:
         part: of the update, in which a row has its class's number as a name.
@@ -104,12 +105,12 @@ class ClassRows:
 class SumForm:
     """The sums from which a method makes its next state; integer tensors (BatchNorm's counters) are in none.
 
-    Rows and mixtures are by class: of a class that too few sites hold nothing is summed.
+    Rows and mixtures are by class: if too few sites hold a class, nothing of it is aggregated.
 
     Attributes:
-        means: parts x of which the sums are w x and w; w = 1, or n_k / 2**20.
+        means: parts x, whose sums are w x and w; w = 1, or n_k / 2**20.
         rows: class rows: the sums are 1_c row_c, [C, D] or [C, C, D], and 1_c [C].
-        mixtures: parts x of which the sums are w p_c x [C, ...] and w p_c [C].
+        mixtures: parts x, whose sums are w p_c x [C, ...] and w p_c [C].
         shares: the part whose one tensor [C] is p; of CLASS_PRESENCE p_c is 0 or 1.
     """
 
@@ -127,7 +128,7 @@ class SumForm:
 
     @property
     def by_class(self) -> bool:
-        """Whether something is summed by class: sites count each class's contributors before they send numbers."""
+        """Whether something is aggregated by class: sites count each class's contributors before they send numbers."""
         return self.rows is not None or self.shares is not None
 
 
@@ -347,21 +348,21 @@ class Sums:
 
     @property
     def weight(self) -> float:
-        """What the weights of all means add up to: of uniform ones, how many sites were summed."""
+        """What the weights of all means add up to; with uniform weights, the number of aggregated sites."""
         return float(self._tensors.get(WEIGHT, np.zeros(())))
 
     def mean(self, part: Part) -> dict[str, Array]:
         """The (weighted) mean of a part's tensors, each of its own shape and dtype; integer ones are not there.
 
         Raises:
-            StateError: nothing was summed, or all weights were zero.
+            StateError: nothing was aggregated, or all weights were zero.
         """
         if not (weight := self.weight) > 0:
             raise StateError("a secure aggregation of no updates: its weights add up to nothing")
         return {name: (total / weight).astype(dtype) for name, total, dtype in self._of(f"{MEAN}{part}/")}
 
     def averaged(self, state: Payload) -> dict[Part, Tensors]:
-        """All parts of which there are means, with the state's own integer tensors (BatchNorm's counters)."""
+        """All parts that have means, with the state's own integer tensors (BatchNorm's counters)."""
         return {part: {**state[part], **self.mean(part)} for part in self.layout.form.means if part in state}
 
     def row_means(self) -> dict[str, Array]:

@@ -1,11 +1,11 @@
 """A site's vector under its masks, and the sum of the sites' vectors without them.
 
 First the seeds of a site's masks are split into shares and sealed for each other site. Then the vectors are masked, and
-the set of sites whose vectors are summed is agreed by signatures before anything is revealed.
+the sites agree by signatures on the set whose vectors are aggregated, before anything is revealed.
 
-How many sites hold each row is opened for all of them before any row is sent: a row of too few is sent by nobody. A
-server that lied about the counts could have a row that one site alone holds sent as the "sum" of it. So each site is
-given all masked flags, each signed by its site, with the seeds that open them, and counts for itself.
+How many sites hold each row is decrypted before any row is sent. A row of too few sites is sent by nobody. A server
+that lied about the counts could have a row that one site alone holds sent as the "sum" of it. So each site is given all
+masked flags, each signed by its site, with the seeds that open them, and counts for itself.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def unmasked(masks: Masks, survivors: Sequence[SiteId], vectors: Iterable[Array]
 
 
 def _is_self_seed(masks: Masks, site: SiteId, seed: bytes) -> bool:
-    """Whether it is the one that the site promised."""
+    """Whether the site promised this seed."""
     promised = masks.roster.by_site[site].commitments[masks.context.vectors.index(masks.vector)]
     return commitment(masks.context, site, masks.vector, seed) == promised
 
@@ -274,7 +274,7 @@ def _is_mask_seed(masks: Masks, site: SiteId, seed: bytes) -> bool:
 
 
 def _add_pairs(total: Array, masks: Masks, site: SiteId, private: X25519PrivateKey, partners: Iterable[SiteId]) -> None:
-    """Add a site's halves of the masks that it has with others: of each pair the first adds, the second subtracts."""
+    """Add a site's part of the masks that it shares: the first site of a pair adds, the second subtracts."""
     for other in partners:
         if other != site:
             add_mask(total, masks.pair_key(site, private, other), subtract=site > other)

@@ -286,7 +286,7 @@ def records(
     Raises:
         HalfLineError: the newest segment ends within a line.
         TamperedError: naming the first line that was edited, removed, inserted or moved; or the segment that is
-            missing, truncated, or not the one that was there.
+            missing, truncated or exchanged.
         StateError: a file cannot be read.
     """
     parts = segments(path, archive) or [Segment(1, path)]
