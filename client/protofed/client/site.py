@@ -338,8 +338,9 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
 def _refused_by_images(recipe: Recipe, site: Site, data: SiteData, facts: RunFacts) -> PolicyRefusedError | None:
     """The limit that a run breaks by this site's images: how far a fit moves, and what it learns, depend on them.
 
-    A server could offer one run after the other, and count the images by which runs are declined. So where updates
-    leave in sums alone the run is not declined: the site trains, and random numbers take the place of what it trained.
+    A server could offer one run after the other, and count the images from the runs that are declined. So where updates
+    are sent in secure aggregations only, the run is not declined: the site trains, and random numbers take the place of
+    what it trained.
 
     Raises:
         PolicyRefusedError: in a run without secure aggregation, whose updates tell the server more than this.

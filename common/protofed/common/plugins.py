@@ -15,9 +15,9 @@ or without one by its path, `package.module:attribute`. What the path must hold:
 - partition: a function(labels, rng, **options) of labels [N], int64, and a `numpy.random.RandomState` that returns for
   each site the indices of its examples, int64.
 
-A process imports only plug-ins that it is configured to allow by name: a daemon by `plugins` in the site's policy or
-the server's settings, `simulate` by the recipe that its user gives. A recipe that comes from elsewhere selects among
-these names and adds none. A name that comes with protofed is never looked up among plug-ins.
+A process imports only plug-ins that it allows by name. A daemon has their names in `plugins`, in the site's policy or
+the server's settings. `simulate` allows the names in its user's recipe. A recipe that comes from elsewhere selects
+among these names and adds none. A name that comes with protofed is never looked up among plug-ins.
 
 A `Registry` has classes by name, registered or of plug-ins; an unknown name is an error, never a default.
 """

@@ -1,9 +1,9 @@
 """The tasks that ask for scores of a round: of the site's own model as a trainer, of the global one as an evaluator.
 
 What of a site's own scores a server may have that chose the model: no answer tells how many images have which label.
-The share of right answers of a model that always says one class is the share of that class, and so is what a good model
-loses that is kept from naming it. So the first is not answered; and what is answered is of a half of the test set that
-only this site knows, the same in all rounds and runs: whatever models a server tries, it can count no more than that.
+A model that always says one class has that class's share of right answers. A good model that is kept from naming a
+class loses the same share. So the first is not answered; and what is answered is of a half of the test set that only
+this site knows, the same in all rounds and runs: whatever models a server tries, it can count no more than that.
 """
 
 from __future__ import annotations

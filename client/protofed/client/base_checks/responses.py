@@ -1,6 +1,6 @@
 """How the units of a model answer to the site's own images: a trap shows in it, whatever its weights look like.
 
-Nothing of it leaves the site, but that some site of a sum keeps what it learnt. Measured on honest runs of the digits
+Nothing of it is sent, except that some site of a sum keeps what it learnt. Measured on honest runs of the digits
 recipes without noise, five sites: of the units of a layer at most 0.16 answer to few images only (`MAX_FEW` allows 0.5
 more than in the built model), and at most 0.92 of the variance of a layer lies along one direction (`ONE_MEASUREMENT`).
 The features' variance over images is at least 0.26 of the built model's (0.15 of a model of a single site), where
@@ -92,8 +92,8 @@ class Responses:
 def responses(model: SplitModel, batches: Iterable[Batch]) -> Responses:
     """How a body answers to images [B, channels, height, width] of labels [B], on the model's device.
 
-    Features are those of training, which BatchNorm makes of each batch's own statistics: by those that it keeps a
-    server could have a blind body seem to see.
+    Features are those of training, which BatchNorm makes with each batch's own statistics. With its stored statistics,
+    a server could make a blind body seem to see.
     """
     # BatchNorm takes no statistics of one image.
     looked = [(x, y) for x, y in batches if len(x) > 1 and math.prod(x.shape[1:]) >= MIN_PIXELS]

@@ -351,7 +351,7 @@ def _matrix(array: Array) -> Matrix:
 def _duplicates(rows: Array, same: float) -> float:
     """Share of rows [out, in], none of them zero, that have a twin; among `MAX_ROWS` of them, evenly chosen.
 
-    Many columns are first folded into `SKETCH` with random signs (a count sketch): equal rows stay equal, and the
+    Many columns are first folded into `SKETCH` with random signs (a count sketch). Equal rows stay equal, and the
     cosine of others changes by about 1 / sqrt(SKETCH).
 
     Args:

@@ -204,8 +204,8 @@ def dirichlet(
 ) -> list[Indices]:
     """FedNH's label-skewed partition (METHODS §1.7); the smaller `beta`, the more skewed.
 
-    With a fresh `RandomState(seed)` it deals every example to the same site as the released code with that seed,
-    if that code needs no more than its three attempts. After these it accepts the last draw; here the draw goes on.
+    With a fresh `RandomState(seed)` it deals every example to the same site as the released code. This holds if that
+    code needs no more than its three attempts. After these it accepts the last draw; here the draw goes on.
 
     Args:
         labels: [N]; its classes are dealt in sorted order.

@@ -34,8 +34,8 @@ def load_sites(
 ) -> list[SiteData]:
     """All sites of a simulation, on the CPU. They share one test set; it is empty as of `split.draw_test_rows`.
 
-    Each also has a `local_test` with `data.local_test_fraction` (unless it can spare none), with `data.local_test`, or,
-    cut by a column, where the source has a test_site column: then its own rows of the test set.
+    Each also has a `local_test` with `data.local_test_fraction` (unless it can spare none), or with `data.local_test`.
+    If the sites are cut by a column and the source has a test_site column, it is the site's own rows of the test set.
 
     Args:
         data: where the images come from, and how they are partitioned.

@@ -1,7 +1,7 @@
 """How ranks share a batch: each computes the body's features of its own examples, then all gather all features.
 
-Heads and losses see the whole batch on every rank, so a loss need not be a mean over examples: FedPRP's softmax over
-the batch is what it is in one process. Normalisation over a batch is over the whole batch, too.
+Heads and losses see the whole batch on every rank, so a loss need not be a mean over examples. FedPRP's softmax over
+the batch is the same as in one process. Normalisation over a batch is over the whole batch, too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _Norm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 def shared(body: nn.Module, team: Team) -> Iterator[None]:
     """Within the `with` block all ranks compute each call of `body` together; all call it with the same batch.
 
-    The modules are of subclasses meanwhile, so a copy that a method makes of the body is computed by all ranks, too,
-    with the weights of the copy; afterwards whoever has one computes it alone.
+    The modules are of subclasses meanwhile. So a copy that a method makes of the body is computed by all ranks, too,
+    with the weights of the copy. Afterwards whoever has one computes it alone.
     """
     batches = _SplitBatches(team)
     kinds = {module: type(module) for module in body.modules() if module is body or isinstance(module, _NORMS)}

@@ -1,9 +1,9 @@
 """One site in one round: all that a method's client half may touch.
 
-Where the recipe keeps statistics of batch normalisation local (`plan.buffers`, METHODS §9.9), weights are shared and
-statistics are not, as in SiloBN (Andreux et al., DCL 2020). A site sends its statistics with the body all the same:
-their mean is the global model's, which would predict nothing without. Whatever the method, it is handed what the server
-sent with this site's own statistics in place, those that it sent last.
+With `plan.buffers = "local"` (METHODS §9.9) weights are shared and statistics of batch normalisation are not, as in
+SiloBN (Andreux et al., DCL 2020). A site sends its statistics with the body all the same: their mean is the global
+model's, which would predict nothing without. Whatever the method, it is handed what the server sent with this site's
+own statistics in place, those that it sent last.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def generator(number: int, device: torch.device) -> torch.Generator:
 def with_own_buffers(received: Payload, local: FitContext) -> Payload:
     """What the method installs and trains from; what was received, before this site has sent any.
 
-    Class models, of which a site makes its own mixture, and models of other sites have them in each row [R, ...].
+    Class models, which a site mixes, and models of other sites have them in each row [R, ...].
     """
     own = _remembered(local.client_state)
     return _WithOwn(received, own) if local.plan.buffers == "local" and own else received

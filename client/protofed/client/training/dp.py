@@ -64,8 +64,8 @@ class DpNoise:
     def normal(self, shape: Sequence[int], *path: str | int, device: torch.device) -> Tensor:
         """Standard normal numbers of this shape [...], float64 on the device.
 
-        In double precision, to be added in it and rounded after: of floats that are drawn as such, the last bits tell
-        what was added (Mironov, CCS 2012).
+        In double precision, to be added in it and rounded after. If floats are drawn as such, their last bits tell what
+        was added (Mironov, CCS 2012).
         """
         count = math.prod(shape)
         half = (count + 1) // 2

@@ -7,8 +7,8 @@ the recipe's batch size. No number in it but the noisy sum depends on how many u
 Sums and counts of classes under `[plan.dp]`: one Gaussian mechanism on all units, whose contributions are clipped.
 
 An image adds (v / R, w) / sqrt(2) to its class's row of a matrix [C, D + 1]: v its feature times its weight w, and R
-`max_feature_norm`. So one of a feature of norm R at most adds a norm of 1 at most; what a unit adds with all its
-images together is clipped to that. Then every number gets noise N(0, class_noise_multiplier^2).
+`max_feature_norm`. So an image whose feature has a norm of R at most adds a norm of 1 at most. What a unit adds with
+all its images together is clipped to 1. Then every number gets noise N(0, class_noise_multiplier^2).
 """
 
 from __future__ import annotations
@@ -251,8 +251,8 @@ class NoisySteps:
     def _moves(self, count: int, *path: int) -> Tensor | None:
         """Moves of so many images [count, ...], if the plan has an augmentation; and seed dropout.
 
-        Both from the secret: if the draws were known, one unit more would shift those of all others, which change
-        the sum by more than C.
+        Both come from the secret. If the draws were known, one unit more would shift the draws of all others, which
+        change the sum by more than C.
         """
         noise, augmentation = self._dp.noise, self._local.plan.augmentation
         torch.default_generator.manual_seed(noise.number(*path, "dropout"))

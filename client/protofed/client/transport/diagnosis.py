@@ -1,7 +1,7 @@
 """Why the server cannot be reached, in one sentence with a remedy.
 
-gRPC says `Socket closed` for almost everything, so this connects by itself, as a call would: through the proxy if there
-is one, by TLS 1.3 with the site's certificate. No request is sent.
+gRPC says `Socket closed` for almost everything, so this connects by itself, as a call would. It goes through the proxy
+if there is one, by TLS 1.3 with the site's certificate. No request is sent.
 """
 
 from __future__ import annotations

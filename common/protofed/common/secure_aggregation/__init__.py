@@ -37,8 +37,8 @@ has each row before any row is sent.
                  of its own and one with each other site, which cancel in the sum. It signs the set of those whose
                  masked vectors arrived; a set that too few have signed opens nothing. It gives shares: of a survivor's
                  own mask, or of the mask key of one that dropped out, never of both
-    groups       which sites are summed together
-    linear_form  what of an update is summed, as which integers, and what a method computes from the sum
+    groups       which sites are aggregated together
+    linear_form  what of an update is aggregated, as which integers, and what a method computes from the sum
     messages     what travels, as protobuf inside payloads
     score_sums   sums of the sites' own scores
 """

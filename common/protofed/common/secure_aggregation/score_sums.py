@@ -1,10 +1,10 @@
 """Sums of the sites' own scores: which scores, where each stands in a site's vector, and what an opened sum says.
 
 Each score s is a row [1], which its contributors have, like class rows: a score with fewer than `CONTRIBUTORS` sites is
-not aggregated. s**2 is never aggregated: few whole numbers have a known sum and a known sum of squares. s is rounded: a
-fine fraction tells its denominator, the size of a site's test set. Which rows there are follows from the recipe alone.
-Every signature of a sum is bound to the recipe's digest. No word of a server, and no number of a site, chooses among
-the rows.
+not aggregated. The square of s is never aggregated: few whole numbers have a known sum and a known sum of squares. s is
+rounded: a fine fraction tells its denominator, the size of a site's test set. Which rows there are follows from the
+recipe alone. Every signature of a sum is bound to the recipe's digest. No word of a server, and no number of a site,
+chooses among the rows.
 """
 
 from __future__ import annotations
