@@ -35,7 +35,7 @@ def test_a_number_beyond_the_limit_is_clipped_to_it(number: float) -> None:
 
 
 def test_what_is_no_number_is_refused() -> None:
-    with pytest.raises(SecureAggregationError, match="one is none"):
+    with pytest.raises(SecureAggregationError, match="NaN"):
         FORM.encoded(np.array([0.0, math.nan]))
 
 

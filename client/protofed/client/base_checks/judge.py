@@ -216,4 +216,4 @@ def base_version(task: Task) -> int:
 def base_refusal(task: Task, problem: BaseProblem) -> PolicyRefusedError:
     """A problem as what the policy refuses, in words for the site's people."""
     text = f"the model of round {task.round} (digest {task.base_digest}) is refused by check '{problem.check}': "
-    return PolicyRefusedError("limits.check_base", f"{text}{problem.layer} {problem.text}; {WHAT_TO_DO}", problem.layer)
+    return PolicyRefusedError("limits.check_base", f"{text}{problem.layer} {problem.text}. {WHAT_TO_DO}", problem.layer)

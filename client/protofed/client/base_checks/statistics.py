@@ -131,8 +131,8 @@ def first_problem(base: Payload, built: Payload, options: Mapping[str, object]) 
             return BaseProblem(
                 BaseCheck.FIRST_MODEL,
                 path,
-                "differs from what this site builds from the recipe's seed: the server sends weights of its own, "
-                "or made the first model with another version of PyTorch",
+                "differs from what this site builds from the recipe's seed. Either the server sends weights of its "
+                "own, or it made the first model with another version of PyTorch",
             )
     for name in sorted(set(built[Part.BODY]) - set(base.get(Part.BODY, {}))):
         return BaseProblem(BaseCheck.FIRST_MODEL, f"{Part.BODY}/{name}", "is missing")

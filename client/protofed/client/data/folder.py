@@ -135,7 +135,7 @@ class Tree:
         if self.outside:
             links = "a link leads" if self.outside == 1 else f"{self.outside} links lead"
             raise DataError(
-                f"{root}: {links} out of this folder, or to another folder in it; expected image files, or links to "
+                f"{root}: {links} out of this folder, or to another folder; expected image files, or links to "
                 "image files in this folder"
             )
 

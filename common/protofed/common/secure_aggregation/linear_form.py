@@ -61,7 +61,9 @@ class FixedPoint:
         """
         wide = np.asarray(numbers, dtype=np.float64)
         if math.isnan(float(np.min(wide, initial=0.0))):
-            raise SecureAggregationError("no-number", "an aggregate takes finite numbers only, and one is not finite")
+            raise SecureAggregationError(
+                "no-number", "an aggregate takes numbers only, and one value is not a number (NaN)"
+            )
         flat, words, scaled = wide.reshape(-1), np.empty(wide.size, dtype=np.int64), np.empty(_BLOCK)
         for begin in range(0, len(flat), _BLOCK):
             piece = flat[begin : begin + _BLOCK]

@@ -378,7 +378,7 @@ def test_one_false_share_does_no_harm_and_too_many_end_the_attempt_and_not_the_r
     run.answer(SITES)
     if liars == 2:
         row = run.ledger.rounds("test")[-1]
-        assert "2 or more of ann, bob, cyd, dan, eli revealed false ones" in str(row.abandoned)
+        assert "2 or more of ann, bob, cyd, dan, eli revealed false shares" in str(row.abandoned)
         assert isinstance(run.lab.phase, phases.Idle)
         run.lab.later(run.lab.phase.again_at, alive=SITES)
         run.finish()
