@@ -177,7 +177,7 @@ def test_how_units_answer_to_images_is_told_to_the_site_and_not_to_the_server(
     assert (len(refused), len(withheld)) == (0, 1)  # telemetry may send how much was refused
     assert len(looked) == 1  # for as long as every fit
     assert [kind for _, kind in sent(trapped)] == [kind for _, kind in sent(honest)]
-    assert any("nothing of this fit leaves" in line["event"] and "response" in line["why"] for line in logs)
+    assert any("this update is not sent" in line["event"] and "response" in line["why"] for line in logs)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_an_old_key_is_read_as_the_new_one_and_warned_of() -> None:
     with capture_logs() as logs:
         assert rename_keys(written, "Recipe", "a.toml", KEYS) == {"plan": {"batch_size": 8, "lr": 0.1}}
     assert written == {"plan": {"batch": 8, "lr": 0.1}}, "the table of the caller stays"
-    told = "a.toml: 'plan.batch' is now called 'batch_size'; version 0.5.0 takes the old name no more"
+    told = "a.toml: 'plan.batch' is now called 'batch_size'. Version 0.5.0 does not accept the old name any more"
     assert [(log["log_level"], log["event"]) for log in logs] == [("warning", told)]
     with pytest.raises(ConfigError, match=r"a\.toml: 'plan\.batch' is called 'batch_size', which is there too; remove"):
         rename_keys({"plan": {"batch": 8, "batch_size": 16}}, "Recipe", "a.toml", KEYS)

@@ -1,8 +1,8 @@
 """The client half of a method, in PyTorch: its protocol, and all that its author imports from protofed.
 
-A client half is a frozen dataclass with the members of `ClientMethod`; its fields are the options that a recipe may
-set. protofed's own methods import nothing else of protofed, and what is exported here stays. `protofed new method NAME`
-writes a package with a method of your own; `protofed.common.plugins` says how a recipe names it.
+A client algorithm is a frozen dataclass with the members of `ClientMethod`. Its fields are the options that a recipe
+may set. protofed's own methods import nothing else of protofed, and what is exported here stays. `protofed new method
+NAME` writes a package with a method of your own; `protofed.common.plugins` says how a recipe names it.
 """
 
 from __future__ import annotations
@@ -154,10 +154,10 @@ class Declaration:
 
     Attributes:
         personal: the model that a site itself predicts with.
-        global_model: whether there is a model of all sites, as the server half says: `load_global` without a memory
-            makes it.
+        global_model: whether there is a model of all sites, as the server algorithm says: `load_global` without a
+            memory makes it.
         mixes_classes: it mixes class models by the site's label shares: of others a site takes no class models.
-            Scores of such a mixture tell the shares, of three sites in a sum as well: no sum has them.
+            Scores of such a mixture tell the shares, even in an aggregate over three sites, so no aggregate has them.
         exchanges: what it moves between single sites: each of them must allow it.
         own_losses: losses of class logits that it trains by whatever `plan.loss` says: the policy must allow them.
     """
@@ -209,10 +209,10 @@ class ComparingMethod(ClientMethod, Protocol):
 
 
 class SummableClientMethod(ClientMethod, Protocol):
-    """A client half whose updates can be summed: its site may take part with `federation.secure = true`."""
+    """A client algorithm whose updates can be aggregated securely: runs may have `federation.secure = true`."""
 
     def sum_form(self) -> SumForm:
-        """What of an update is summed, as the server half says it.
+        """What of an update is aggregated, as the server algorithm says it.
 
         Raises:
             ConfigError: nothing, with these options; the text says why.
@@ -266,15 +266,19 @@ def compute_dp_cost(half: ClientMethod, name: str, plan: Plan) -> DpCost:
     if not hasattr(half, "dp_cost"):
         having = ", ".join(other for other in client_methods if hasattr(client_methods.get(other), "dp_cost"))
         raise ConfigError(
-            f"method '{name}' sends what has no noise: [plan.dp] is for {having}, and methods of your own with dp_cost"
+            f"method '{name}' sends values without noise: [plan.dp] is for {having}, and for methods of your own "
+            "with dp_cost"
         )
     cost = cast("PrivateMethod", half).dp_cost(plan)
     if cost.class_releases and plan.dp is not None and plan.dp.class_noise_multiplier is None:
-        raise ConfigError(f"method '{name}' releases class sums: set plan.dp.class_noise_multiplier, their noise")
+        raise ConfigError(
+            f"method '{name}' releases class sums: set plan.dp.class_noise_multiplier, the std of their noise"
+        )
     if plan.dp is not None and plan.dp.shared_by is not None and not cost.linear:
         raise ConfigError(
-            f"method '{name}' makes more of a site's images than one step, and noise on the sum (plan.dp.shared_by) "
-            "does not hide them: remove shared_by, or take a method that sends the model and keeps nothing (fedavg)"
+            f"method '{name}' uses a site's images for more than one step, and shared noise (plan.dp.shared_by) "
+            "does not hide this. Remove shared_by, or choose a method that sends the model and keeps nothing "
+            "(fedavg)"
         )
     return cost
 

@@ -196,7 +196,7 @@ class PreparedRun:
         )
 
     def noise(self, site: SiteId, task: Task, state: SiteState) -> DpNoise | None:
-        """The noise of one fit; another fit, be it only of another memory, has another. None: it has none."""
+        """The noise of one fit; None: it has none. A fit that differs only in its memory has other noise."""
         if self.dp is None or task.kind is not TaskKind.FIT:
             return None
         # Not the task: its id is another in a simulation. `DpBudget` refuses two tasks with the same noise.
@@ -225,15 +225,17 @@ class PreparedRun:
             TaskFailedError: there is no noise, or it cannot be written in a sum; nothing leaves.
         """
         if (noise := self.noise(site, task, state)) is None or not std > 0:
-            raise TaskFailedError(FailureReason.INTERNAL, "the noise of this update cannot be made: nothing leaves")
+            raise TaskFailedError(
+                FailureReason.INTERNAL, "the noise of this update cannot be made, so the update is not sent"
+            )
         if not std < math.ldexp(MAX_STEPS, -POINT.bits):
             # All of it would be the same number: a server could send a model so large that it takes the noise away.
-            text = f"the model that the server sent is so large that its noise (std {std:.3g}) does not fit into a sum"
+            text = f"the server sent such a large model that its noise (std {std:.3g}) does not fit into an aggregate"
             raise TaskFailedError(FailureReason.REFUSED, text)
         return NoiseShare(noise, std)
 
     def gate_context(self) -> GateContext:
-        """The facts by which the gate decides on an update; they stay on the site."""
+        """What the gate needs to decide on an update; it is never sent."""
         counts = np.bincount(self.data.train.labels.cpu().numpy(), minlength=self.recipe.classes)
         return GateContext(counts, noisy=self.noisy)
 
@@ -336,8 +338,9 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
 def _refused_by_images(recipe: Recipe, site: Site, data: SiteData, facts: RunFacts) -> PolicyRefusedError | None:
     """The limit that a run breaks by this site's images: how far a fit moves, and what it learns, depend on them.
 
-    A server could offer one run after the other, and count the images by which are declined. So where updates leave in
-    sums alone the run is not declined: the site trains, and random numbers take the place of what it trained.
+    A server could offer one run after the other, and count the images from the runs that are declined. So where updates
+    are sent in secure aggregations only, the run is not declined: the site trains, and random numbers take the place of
+    what it trained.
 
     Raises:
         PolicyRefusedError: in a run without secure aggregation, whose updates tell the server more than this.
@@ -401,14 +404,13 @@ def check_preprocessing(recipe: Recipe, server_digest: str = "", pinned: str | N
     own = recipe.preprocessing_digest()
     if server_digest and server_digest != own:
         raise PreprocessingError(
-            f"the server preprocesses images differently from this site's software for run {recipe.name} "
-            f"(digest {server_digest[:16]}…, here {own[:16]}…): upgrade the older of the two, so that both have the "
-            "same protofed"
+            f"for run {recipe.name} the server preprocesses images differently from this site's software (digest "
+            f"{server_digest[:16]}…, here {own[:16]}…). Install the same protofed on both"
         )
     if pinned is not None and pinned != own:
         raise PreprocessingError(
-            f"run {recipe.name} preprocesses images differently from what this site's settings pin (digest "
-            f"{own}, pinned {short(pinned)}): compare them with `protofed client check`, then correct "
+            f"run {recipe.name} preprocesses images differently from what this site's settings pin (digest {own}, "
+            f"pinned {short(pinned)}). Compare them with `protofed client check`, then correct "
             "data.preprocessing_digest"
         )
 
@@ -467,8 +469,8 @@ def check_rules(method: ClientMethod, rules: PolicyRules) -> None:
     for rule, fewest, applies in counted:
         if applies and fewest > 1:
             text = (
-                f"{rule} = {fewest} decides by exact counts of this site's images what leaves, and the run has "
-                f"[plan.dp], whose noise hides single patients: set {rule} = 1 in a policy with dp"
+                f"{rule} = {fewest} decides by exact counts of this site's images what is sent, and the run has "
+                f"[plan.dp], whose noise hides single patients. Set {rule} = 1 in a policy with dp"
             )
             raise PolicyRefusedError(rule, text)
 

@@ -1,8 +1,8 @@
 """The codec of payloads on the wire and on disk: a safetensors file whose tensors are named `part/name`.
 
-Decoding trusts nothing: the header is bounded and checked before any tensor is allocated, because safetensors itself
-accepts duplicate names, endless lists, shapes such as (0, 2**40) and any padding. Tensors have one encoding, and only
-that one is read: a blob's size follows from its manifest, and no byte of it is free to carry anything else.
+Decoding trusts nothing: the header is bounded and checked before any tensor is allocated. safetensors itself accepts
+duplicate names, endless lists, shapes such as (0, 2**40) and any padding. Tensors have one encoding, and no other is
+read. A blob's size follows from its manifest, and no byte of a blob is free to carry anything else.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def decode(data: Buffer) -> Payload:
 
 
 def view(data: Buffer) -> Payload:
-    """The payload of a blob without a copy: read-only arrays, each of which keeps all of `data` in memory.
+    """The payload of a blob without a copy: read-only arrays; each keeps all of `data` in memory.
 
     Raises:
         CodecError: the bytes are no payload.
@@ -152,7 +152,7 @@ class _PayloadHeader(NamedTuple):
         specs: sorted by path.
         offsets: where each one's data begin, behind the header.
         nbytes: of all data.
-        canonical: it is the one that `encode` writes for these tensors.
+        canonical: `encode` writes this header for these tensors.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -167,7 +167,10 @@ def _checked(data: Buffer) -> _PayloadHeader:
     if header.nbytes != body:
         raise CodecError(f"the tensors take {header.nbytes} bytes, the blob holds {body}")
     if not header.canonical:
-        raise CodecError("the header is not the one that its tensors have: it is padded, or in another order")
+        raise CodecError(
+            "the header is padded, or lists its tensors in another order; expected the header that protofed writes "
+            "for them"
+        )
     return header
 
 

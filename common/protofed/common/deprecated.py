@@ -94,4 +94,4 @@ def _inner(table: Any, path: Sequence[str]) -> dict[str, Any]:
 def _warn(old: str, new: str, ends: str) -> None:
     import structlog  # a third of the time in which the command line starts
 
-    structlog.get_logger().warning(f"{old} is now called {new}; version {ends} takes the old name no more")
+    structlog.get_logger().warning(f"{old} is now called {new}. Version {ends} does not accept the old name any more")

@@ -12,17 +12,14 @@ ProtofedError                  70
 │   ├── FencedError                 a newer daemon of the same site has taken over
 │   ├── ExcludedError               the operator has excluded the site
 │   ├── DeniedError                 the certificate does not allow the call
-│   │   └── RevokedError                it was revoked: that is for ever
-│   ├── ConflictError               a request contradicts an earlier one, or a name is taken
-│   ├── OverQuotaError              more at a time than one site may have
-│   └── IncidentError               the peer failed, and only its own log says why
-├── UnavailableError           69   a peer that does not answer now, or a port that is taken
-├── StateError                 74   a state folder that is locked or damaged
-│   ├── OutOfSpaceError             a full disk: the same write succeeds when there is room
-│   └── DiskFailureError            a disk that cannot be written: earlier writes may be lost, too
-├── SecureAggregationError      76   a message of a secure aggregation that the site, or the server, must not act on
-├── TaskFailedError                 a task that this site cannot do; reported to the server by its reason
-└── WithdrawnError                  a run that the site has left, by its own decision: nothing of it is sent
+│ │ └── RevokedError it was revoked, for ever │ ├── ConflictError a request contradicts an earlier one, or a name is
+taken │ ├── OverQuotaError more at a time than one site may have │ └── IncidentError the peer failed, and only its own
+log says why ├── UnavailableError 69 a peer that does not answer now, or a port that is taken ├── StateError 74 a state
+folder that is locked or damaged │ ├── OutOfSpaceError a full disk: the same write succeeds when there is room │ └──
+DiskFailureError a disk that cannot be written: earlier writes may be lost, too ├── SecureAggregationError 76 a message
+of a secure aggregation that the site, or the server, must not act on ├── TaskFailedError a task that this site cannot
+do; reported to the server by its reason └── WithdrawnError a run that the site has left, by its own decision: nothing
+of it is sent
 """
 
 from __future__ import annotations

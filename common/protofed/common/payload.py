@@ -57,31 +57,35 @@ class Exchange(StrEnum):
 
 
 _EXCHANGES = {
-    Exchange.RECEIVE: "This site is sent models of other sites, or of a few that are like it: it can study what they "
-    "tell of those sites' images.",
-    Exchange.SHARE: "What this site sends goes on to other sites, as it is or in a model of a few: they can study what "
-    "it tells of this site's images.",
+    Exchange.RECEIVE: "The server sends this site models of other sites, or of a few sites that are like it. This "
+    "site can study what these models tell about those sites' images.",
+    Exchange.SHARE: "The server sends on what this site sends, alone or mixed with the models of a few sites. The "
+    "other sites can study what it tells about this site's images.",
 }
 _DISCLOSES = {
     Part.BODY: "Weights and buffers of the feature extractor, trained on the site's examples.",
-    Part.HEAD: "Weights of the classifier, whose biases and rows tell about how common each class is; "
-    "or the scalars of a cosine head.",
-    Part.PROTOTYPES: "Class means of features; which ones are there tells which classes the site has.",
-    Part.CLASS_PRESENCE: "Which classes the site has; not how much of each.",
+    Part.HEAD: "Weights of the classifier, or the scalars of a cosine head. The biases and rows tell roughly how "
+    "common each class is.",
+    Part.PROTOTYPES: "Class means of features. The classes that have a mean tell which classes the site has.",
+    Part.CLASS_PRESENCE: "Which classes the site has, but not how many examples of each.",
     Part.CLASS_SHARES: "An estimate of the site's class distribution, read from the norms of its head.",
-    Part.CLASS_MODELS: "Global models by class, or what they are made of; only the server sends them.",
-    Part.LABEL_DISTRIBUTION: "The site's true class distribution: only in simulations, no policy can allow it.",
-    Part.SECURE_AGGREGATION: "Keys, shares, a masked vector: with the other sites' the sum; of one site nothing.",
-    Part.CONTROL: "Control variates, the mean gradient of the site's training: what body and head tell, once more; "
-    "with these how many steps it trained, and so about how many examples it has.",
-    Part.CLASS_GRADIENTS: "For each class the classifier's mean gradient, from which its mean features can be "
-    "computed, or those of the few images that the classifier gets wrong; which ones are there tells which classes the "
-    "site has.",
-    Part.CHOICE: "Which of several models suits the site's examples, or how well each does: so which sites have "
-    "classes like its own.",
-    Part.STEPS: "How many steps the site trained: with epochs and batch size, about how many examples it has.",
-    Part.SITE_MODELS: "Models of single sites, for others to use; only the server sends them.",
-    Part.PRIVATE: "Nothing: it stays with the server, or with the site.",
+    Part.CLASS_MODELS: "Global models by class, or what they are made of. Only the server sends them.",
+    Part.LABEL_DISTRIBUTION: "The site's true class distribution. It is sent in simulations only: no policy can allow "
+    "it.",
+    Part.SECURE_AGGREGATION: "Keys, shares and a masked vector. Together with the other sites' vectors they give the "
+    "aggregate. Alone they tell nothing about one site.",
+    Part.CONTROL: "Control variates: the mean gradient of the site's training. They tell again what body and head "
+    "tell. Together with body and head they tell how many steps the site trained, and so roughly how many examples it "
+    "has.",
+    Part.CLASS_GRADIENTS: "For each class the classifier's mean gradient. From it the server can compute the mean "
+    "features of the class, or those of the few images that the classifier gets wrong. The classes that have one tell "
+    "which classes the site has.",
+    Part.CHOICE: "Which of several models suits the site's examples, or how well each one does. This tells which "
+    "sites have similar classes.",
+    Part.STEPS: "How many steps the site trained. With epochs and batch size this tells roughly how many examples it "
+    "has.",
+    Part.SITE_MODELS: "Models of single sites, for other sites to use. Only the server sends them.",
+    Part.PRIVATE: "Nothing: it is not sent.",
 }
 # True distributions exist in simulations alone; what a server or a site keeps for itself leaves in no message.
 NOT_ON_THE_WIRE = frozenset({Part.LABEL_DISTRIBUTION, Part.PRIVATE})
@@ -98,7 +102,7 @@ Payload: TypeAlias = Mapping[Part, Tensors]
 
 @dataclass(frozen=True)
 class Update:
-    """The result of a site's fit; it leaves the site only through `Policy.release`.
+    """The result of a site's fit; it is sent only through `Policy.release`.
 
     Attributes:
         site: whose.
@@ -168,8 +172,10 @@ def unit(rows: Array) -> Array:
 
 
 def is_buffer(name: str) -> bool:
-    """Whether a tensor of a model is a statistic that training keeps, and no weight: those of PyTorch's normalisation
-    layers, by the last component of the name. A server averages them; an optimiser's step means nothing to them.
+    """Whether a tensor of a model is a statistic that training keeps, and no weight.
+
+    These are the tensors of PyTorch's normalisation layers, by the last component of the name. A server averages them;
+    an optimiser's step means nothing to them.
     """
     return name.rpartition(".")[2] in BUFFERS
 

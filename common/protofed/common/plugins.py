@@ -7,17 +7,17 @@ A recipe names a plug-in as it names what comes with protofed, by an entry point
 
 or without one by its path, `package.module:attribute`. What the path must hold:
 
-- method: a `MethodPlugin`. Its two halves are imported separately, because the server has no torch and a site does not
-  import the server;
+- method: a `MethodPlugin`. Its client and server algorithms are imported separately, because the server has no torch
+  and a site does not import the server;
 - model: a factory(input, classes, **options) that returns a `protofed.client.models.split.SplitModel`;
 - dataset: a function(data) of a `protofed.common.config.data.Data` (with `data.options`) that returns two
   `protofed.client.data.split.DataSplit`, training and test; either may be None;
 - partition: a function(labels, rng, **options) of labels [N], int64, and a `numpy.random.RandomState` that returns for
   each site the indices of its examples, int64.
 
-A process imports only plug-ins that it is configured to allow by name: a daemon by `plugins` in the site's policy or
-the server's settings, `simulate` by the recipe that its user gives. A recipe that comes from elsewhere selects among
-these names and adds none. A name that comes with protofed is never looked up among plug-ins.
+A process imports only plug-ins that it allows by name. A daemon has their names in `plugins`, in the site's policy or
+the server's settings. `simulate` allows the names in its user's recipe. A recipe that comes from elsewhere selects
+among these names and adds none. A name that comes with protofed is never looked up among plug-ins.
 
 A `Registry` has classes by name, registered or of plug-ins; an unknown name is an error, never a default.
 """
@@ -118,8 +118,8 @@ def load(kind: PluginKind, name: str, known: Iterable[str], allowed: Container[s
         raise _unknown(kind, name, {*known, *_entry_points(kind)})
     if name not in (_allowed if allowed is None else allowed):
         raise ConfigError(
-            f"{kind} '{short(name)}' is a plug-in that is not allowed here: add it to `plugins` in the site's policy, "
-            "or in the server's settings"
+            f"{kind} '{short(name)}' is a plug-in that is not allowed here. Add it to `plugins` in the site's "
+            "policy, or in the server's settings"
         )
     return import_object(path, f"{kind} '{name}'")
 
@@ -129,7 +129,7 @@ def _unknown(kind: PluginKind, name: str, known: set[str]) -> ConfigError:
     if nearest(name, known):  # a typo
         return error
     return ConfigError(
-        f"{error}; for a {kind} of your own run `pip install -e .` in the folder of its package, or name it "
+        f"{error}. For a {kind} of your own run `pip install -e .` in the folder of its package, or name it "
         "package.module:ATTRIBUTE"
     )
 
@@ -332,7 +332,7 @@ class Registry(Generic[T]):
         path = plugin.client if self._half == "client" else plugin.server
         cls: type[T] = import_object(path, label) if ":" in path else self.get(path)
         if not isinstance(cls, type) or not hasattr(cls, "__dataclass_fields__"):
-            raise ConfigError(f"{label}: {path} is no dataclass; expected the {self._half} half of a method")
+            raise ConfigError(f"{label}: {path} is no dataclass; expected the {self._half} algorithm of a method")
         self._check_members(cls)
         return cls, {*plugin.client_options, *plugin.server_options} - _fields(cls)
 

@@ -1,12 +1,12 @@
 """What a process sets before it does anything else: memory, garbage collection, gRPC's environment.
 
 glibc's malloc by default returns large blocks to the kernel at once and faults them in again. A garbage collection
-while modules are imported would walk all that is imported so far, again and again.
+while modules are imported would walk all modules imported so far, again and again.
 
-gRPC reads environment variables when it is first imported. They leave only TLS 1.3: gRPC for Python has no setting for
-the version, but the only suite allowed for TLS 1.2 needs an RSA certificate, and protofed's are of elliptic curves.
-They also keep gRPC from writing to standard error: a flood of broken handshakes would fill the server's disk with its
-lines.
+gRPC reads environment variables when it is first imported. They leave only TLS 1.3. gRPC for Python has no setting for
+the version, but the only suite allowed for TLS 1.2 needs an RSA certificate. protofed's certificates have
+elliptic-curve keys. They also keep gRPC from writing to standard error: a flood of broken handshakes would fill the
+server's disk with its lines.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ OTHER = "0123456789abcdef" * 4
     ("told", "pinned", "why"),
     [
         (OTHER, None, "the server preprocesses images differently from this site's software"),
-        (OTHER, OTHER, "upgrade the older of the two"),
+        (OTHER, OTHER, "Install the same protofed on both"),
         (OWN, OTHER, "differently from what this site's settings pin"),
         ("", "x" * 10_000, "correct data.preprocessing_digest"),
     ],

@@ -82,7 +82,7 @@ def test_colours_are_converted_only_where_the_run_says_so(tmp_path: Path) -> Non
     grey, colour = save(tmp_path / "g.png", ramp(channels=1)), save(tmp_path / "c.png")
     with pytest.raises(UnreadableImageError, match=r"input\.colours"):
         decode(grey, RGB)
-    with pytest.raises(UnreadableImageError, match="RGB, and the run takes grey"):
+    with pytest.raises(UnreadableImageError, match="RGB, and the run accepts grey"):
         decode(colour, GREY)
     repeated = decode(grey, input_((3, 4, 4), colours="convert"))
     assert np.array_equal(repeated, np.repeat(ramp(channels=1)[None], 3, axis=0))

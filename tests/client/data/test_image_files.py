@@ -102,7 +102,7 @@ def test_where_a_folder_may_be_a_split_or_a_class_it_is_said_what_to_rename(tmp_
     with pytest.raises(DataError, match="'Training' are splits and no classes, name the folders train, val and test"):
         folder(beside).check()
     (beside / "Testing").mkdir()
-    with pytest.raises(DataError, match=r"'Testing' beside 1 others; .* move or rename"):
+    with pytest.raises(DataError, match=r"'Testing' beside 1 others. .* Move or rename"):
         folder(beside)
     for name in ("Train", "training"):
         classes(tmp_path / "twice" / name, {"nv": 1})
@@ -113,14 +113,14 @@ def test_where_a_folder_may_be_a_split_or_a_class_it_is_said_what_to_rename(tmp_
 def test_splits_in_the_folders_of_classes_and_folders_named_like_splits_are_refused(tmp_path: Path) -> None:
     for name in ("nv/train/a.png", "nv/test/b.png", "mel/train/a.png", "mel/test/b.png"):
         save(tmp_path / "in" / name)
-    with pytest.raises(DataError, match="splits in the folders of classes; expected train and test above"):
+    with pytest.raises(DataError, match="splits in the folders of classes"):
         folder(tmp_path / "in")
     for number, name in enumerate(RUN):
         (tmp_path / "in" / name / "test").rename(tmp_path / "in" / name / f"patient {number}")
     assert len(folder(tmp_path / "in").items) == 4
     for name in ("Train_images", "test_images"):
         classes(tmp_path / "like" / name, {"nv": 1})
-    with pytest.raises(DataError, match="if 'Train_images', 'test_images' are splits"):
+    with pytest.raises(DataError, match="If 'Train_images', 'test_images' are splits"):
         folder(tmp_path / "like").check()
 
 
@@ -140,7 +140,7 @@ def test_the_first_folders_are_sites_where_the_sites_are_a_column(tmp_path: Path
     with pytest.raises(DataError, match="only some sites have folders train and test"):
         folder(tmp_path, partition={"kind": "column"})
     (tmp_path / "test").mkdir()
-    with pytest.raises(DataError, match="'test' where partition 'column' expects sites; expected SITE/CLASS"):
+    with pytest.raises(DataError, match="'test' where partition 'column' expects sites"):
         folder(tmp_path, partition={"kind": "column"})
 
 
@@ -178,11 +178,11 @@ def test_links_out_of_the_folder_are_refused_and_counted(tmp_path: Path) -> None
     (root / "nv" / "again.png").symlink_to(root / "nv" / "00.png")
     assert len(folder(root).items) == 2
     (root / "nv" / "a.png").symlink_to(other / "nv" / "00.png")
-    with pytest.raises(DataError, match="a link leads out of it"):
+    with pytest.raises(DataError, match="a link leads out of this folder"):
         folder(root)
     (root / "nv" / "b.png").symlink_to("../../out/nv/gone.png")
     (root / "mel").symlink_to(other / "nv")
-    with pytest.raises(DataError, match="3 links lead out of it or to another folder"):
+    with pytest.raises(DataError, match="3 links lead out of this folder"):
         folder(root)
 
 

@@ -25,7 +25,7 @@ from protofed.client.data.decoding import open_image
 from protofed.client.data.file_entry import UnreadableImageError
 
 Reference = Callable[[Path], NDArray[np.float64]]
-UNREAD = "of a kind that Pillow does not read: save it as PNG"
+UNREAD = "of a kind that Pillow does not read. Save it as PNG"
 HALF_STEP = 0.51 / 255  # 16 bits of colour become 8
 DEEP_COLOURS = "colours of more than 8 bits; expected"
 RANDOM = np.random.default_rng(0)

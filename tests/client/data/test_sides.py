@@ -271,7 +271,7 @@ def test_a_site_in_a_column_of_which_no_test_row_is_takes_part(tmp_path: Path) -
     tested: dict[str, Any] = {"test_labels": np.arange(4) % 2, "test_site": np.array(["a"] * 4)}
     np.savez(tmp_path / "a.npz", train_images=images, test_images=images[:4], **known, **tested)
     data = settings("npz", tmp_path / "a.npz", partition={"kind": "column"})
-    with pytest.raises(DataError, match="none in the test set"):
+    with pytest.raises(DataError, match="no examples in the test set"):
         load_site(data, 1, RGB, 2)
     assert len(load_site(data, 1, RGB, 2, noisy=True).train) == 10
 

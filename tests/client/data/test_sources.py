@@ -234,8 +234,8 @@ def test_an_unreadable_npz_is_refused(content: bytes | None, tmp_path: Path) -> 
         ({"train_labels": np.array([0, 1, -1, 0])}, "labels are -1 to 1"),
         ({"train_labels": np.array([0, 1, {}, 0], dtype=object)}, "cannot read .*Object arrays"),
         ({"train_site": np.array(["a"])}, r"train_site has shape \[1\]"),
-        ({"train_site": None}, "needs a source that names the sites: an .npz with train_site"),
-        ({"test_site": np.array(["a", "a", "a"])}, "site b trains on examples, and has none in the test set"),
+        ({"train_site": None}, "needs a source that names the sites. Expected an .npz with train_site"),
+        ({"test_site": np.array(["a", "a", "a"])}, "site b trains, and has no examples in the test set"),
     ],
 )
 def test_a_wrong_npz_says_what_was_expected(change: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_own_factory_that_the_site_allows() -> None:
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("allowed", [set(), {"site_models"}, {"site_models:plain"}, {"site_models:narrow2"}, {"*"}])
 def test_own_factory_that_the_site_does_not_list_is_never_imported(allowed: set[str]) -> None:
-    with pytest.raises(ConfigError, match=r"narrow' is a plug-in that is not allowed here: add it to `plugins`"):
+    with pytest.raises(ConfigError, match=r"narrow' is a plug-in that is not allowed here\. Add it to `plugins`"):
         build(NamedOptions(name="site_models:narrow"), GREY, 4, frozenset(allowed))
     assert "site_models" not in sys.modules
 

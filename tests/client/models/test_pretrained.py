@@ -131,13 +131,13 @@ def test_shapes_and_values_that_do_not_fit_and_another_file_of_that_name_are_ref
         first_model(recipe(kept(exported({**body, name: body[name] * np.nan}))), frozenset())
     wanted = kept(exported(another_body(recipe())))
     (folder / f"{wanted}.safetensors").write_bytes(exported(first_model(recipe(), frozenset())[Part.BODY]))
-    with pytest.raises(ConfigError, match="expected the file of its name"):
+    with pytest.raises(ConfigError, match="expected the digest in the file's name"):
         first_model(recipe(wanted), frozenset())
 
 
 def test_a_site_without_the_file_is_told_what_to_do(recipe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     started = recipe("0" * 64)
-    with pytest.raises(ConfigError, match="put the run's pre-trained body there"), simulation(started):
+    with pytest.raises(ConfigError, match="Put the run's pre-trained body there"), simulation(started):
         pass
     monkeypatch.delenv("PROTOFED_DATA")
     with pytest.raises(ConfigError, match="set PROTOFED_DATA to the folder that has it"), simulation(started):

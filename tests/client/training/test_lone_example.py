@@ -118,7 +118,7 @@ class Short:
     [
         (8, 1, "no two examples fit", FailureReason.OUT_OF_MEMORY),
         (5, 2, "no two examples fit", FailureReason.OUT_OF_MEMORY),
-        (1, 9, "more examples", FailureReason.REFUSED),
+        (1, 9, "larger plan.batch_size", FailureReason.REFUSED),
     ],
 )
 def test_a_site_is_told_why_it_cannot_train(count: int, room: int, why: str, reason: FailureReason) -> None:

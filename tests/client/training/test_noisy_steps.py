@@ -132,7 +132,7 @@ def test_each_example_has_its_own_dropout_and_its_gradients_are_of_the_models_te
     call = PerExample(model, [weight], lambda x, y: cross_entropy(model(x), y) + weight.square().sum())
     with pytest.raises(ConfigError, match="modules only"):
         call(torch.ones(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(ConfigError, match="parameters of the model"):
+    with pytest.raises(ConfigError, match="only the model's parameters are trained"):
         PerExample(model, [torch.ones(3, requires_grad=True)], lambda x, y: cross_entropy(model(x), y))
 
 

@@ -110,7 +110,7 @@ def test_a_server_that_takes_the_certificate_is_fine_and_another_refuses_it(
     serve: Start, identity: Identity, tmp_path: Path
 ) -> None:
     found = diagnose(serve(), identity)
-    expect(found, DiagnosisCode.FINE, "takes the certificate of site 'ann'")
+    expect(found, DiagnosisCode.FINE, "accepts the certificate of site 'ann'")
     assert found.server_fingerprint == fingerprint((tmp_path / "server-0" / "cert.pem").read_bytes())
     found = diagnose(serve(trusted=Authority.make()), identity)
     expect(found, DiagnosisCode.REFUSED, "site 'ann'", identity.certificate.fingerprint[:16])
@@ -133,7 +133,7 @@ def test_a_server_in_plain_text_or_one_that_is_busy(identity: Identity, listen: 
     address = listen(lambda line: (line.recv(4096), line.sendall(b"\0\0\x12\4\0\0\0\0\0" + bytes(18))))
     expect(diagnose(address, identity), DiagnosisCode.NOT_TLS, "does not speak TLS")
     expect(diagnose(listen(handshake(context)), identity), DiagnosisCode.BUSY, "hangs")
-    expect(diagnose(listen(lambda line: line.close()), identity), DiagnosisCode.BUSY, "has no room")
+    expect(diagnose(listen(lambda line: line.close()), identity), DiagnosisCode.BUSY, "too many connections")
 
 
 @pytest.fixture

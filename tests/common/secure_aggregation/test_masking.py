@@ -105,7 +105,9 @@ def test_who_dealt_false_shares_is_named_and_of_whoever_reveals_them_how_many_th
     here, alive, told, _ = agreed(5)
     for seeds in told.values():
         seeds.self_seeds["site-03"] = bytes(16)  # type: ignore[index]  # as it was dealt to them
-    with pytest.raises(SecureAggregationError, match=r"^the shares of site-03 do not .* site-03 promised: dealt false"):
+    with pytest.raises(
+        SecureAggregationError, match=r"^the shares of site-03 do not .* site-03 promised: they were dealt false"
+    ):
         masking.opened(here.masks(), alive, told)
     told = here.reveal(alive)
     for liar in ("site-01", "site-05"):

@@ -219,7 +219,7 @@ def test_when_not_even_the_half_line_can_be_cut_off_nothing_more_is_added(path: 
         with pytest.raises(DiskFailureError, match="half a line"):
             kept.append("verdict")
     half = path.read_bytes()
-    with pytest.raises(DiskFailureError, match="start this process again"):
+    with pytest.raises(DiskFailureError, match="Start this process again"):
         kept.append("verdict")
     assert path.read_bytes() == half
     Journal(path).close()
@@ -335,7 +335,7 @@ def test_half_a_line_at_the_end_is_no_tampering(path: Path, left: int) -> None:
     found = lines(path)
     path.write_bytes(b"".join(found[:4]) + found[4][:left])
     told: list[journal.Record] = []
-    with pytest.raises(HalfLineError, match=rf"line 5: only {left} bytes of record 5: its writer .* was killed"):
+    with pytest.raises(HalfLineError, match=rf"line 5: only {left} bytes of record 5\. Its writer .* was killed"):
         told.extend(records(path))
     assert [record.seq for record in told] == [1, 2, 3, 4], "what is whole is good"
 

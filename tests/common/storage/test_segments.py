@@ -157,7 +157,7 @@ def test_half_a_line_is_no_tampering_in_the_newest_segment_alone(path: Path) -> 
     with pytest.raises(HalfLineError):
         verify(path)
     os.truncate(newest, 0)
-    with pytest.raises(StateError, match="restore it"):
+    with pytest.raises(StateError, match="Restore the file"):
         Journal(path, BYTES)
 
 

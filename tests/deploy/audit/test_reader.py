@@ -189,7 +189,7 @@ def test_a_log_that_is_empty_or_ends_in_half_a_line_is_no_tampering(
     code, out, _ = protofed("verify", site_log)
     assert code == 0
     assert f"good, {whole} records" in out
-    assert f"only 6 bytes of record {whole + 1}: its writer is writing now, or was killed" in out
+    assert f"only 6 bytes of record {whole + 1}. Its writer is writing now, or was killed" in out
     Journal(site_log / "audit.jsonl").close()
     _, out, _ = protofed("verify", site_log)
     assert "1 half lines of killed processes were cut off" in out

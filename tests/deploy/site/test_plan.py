@@ -216,7 +216,7 @@ def test_the_first_model_is_judged_apart_and_one_that_is_not_named_never_run(rec
     assert plan.first_model == "part 'head' is not in this site's policy (parts)"
     assert site_plan(recipe_of("fedprp"), policy("fedprp")).first_model is None
     recipe = recipe_of("fednh", model={"name": "nowhere:made"})
-    with pytest.raises(ConfigError, match="add it to `plugins`"):
+    with pytest.raises(ConfigError, match="Add it to `plugins`"):
         site_plan(recipe)
     with pytest.raises(PolicyViolationError, match="nowhere:made"):
         site_plan(recipe, policy("fednh"))

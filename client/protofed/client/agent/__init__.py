@@ -1,1 +1,1 @@
-"""The daemon's loop at a site: ask for a task, train, pass the gate, hand in; its readiness, heartbeat and metrics."""
+"""The daemon's loop at a site: ask for a task, train, pass the gate, upload; its readiness, heartbeat and metrics."""

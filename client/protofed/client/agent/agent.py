@@ -61,7 +61,8 @@ class TaskGate:
         origin: where `rules` come from, for the record of what the policy approves by itself.
         trains: the site is a trainer: which classes it has must not be tried out.
         budget: why the privacy budget allows no further round of a run; empty: it does, or is not known yet.
-        partners: why the site is summed with nobody in a run, which is None if it is not known yet; empty: it is.
+        partners: why no partner is aggregated with this site in a run, which is None if it is not known yet; empty: one
+            is.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class TaskGate:
             try:
                 write(self._approvals)
             except StateError as error:
-                log.warning("what the server offers could not be written down", run=offered.run, why=str(error))
+                log.warning("what the server offers could not be stored", run=offered.run, why=str(error))
 
     def _readable_rules(self) -> PolicyRules | None:
         """The policy's rules; None: it cannot be read, which is logged once, and again when it can."""
@@ -187,15 +188,18 @@ class TaskGate:
                 return f"until {next_opening(self._schedule, self._now()):%Y-%m-%d %H:%M} UTC"
             case PauseReason.APPROVAL if self._other_classes:
                 return (
-                    "until `protofed client approve`: the run names other classes than the runs before, and from run "
-                    "to run a server could try out which of them this site has"
+                    "until `protofed client approve`: the run names other classes than earlier runs. By naming "
+                    "other classes in each run, a server could find out which classes this site has"
                 )
             case PauseReason.APPROVAL:
                 return "until `protofed client approve` lets it take part"
             case PauseReason.PAUSED:
                 return "until `protofed client resume`" if self._pause is None else self._pause.end()
             case PauseReason.WITHDRAWN:
-                return "a person here denied the run, or left it: until `protofed client approve` takes that back"
+                return (
+                    "a person here denied the run, or took the site out of it. `protofed client approve` lets the "
+                    "site take part again"
+                )
             case PauseReason.BUDGET:
                 return f"its privacy budget: {self._overspent}"
             case PauseReason.PARTNERS:
@@ -406,7 +410,7 @@ class Agent:
         return self._work.no_budget(offered.run) if offered == self._assignment else ""
 
     def _unconfirmed(self, offered: Assignment | None) -> str:
-        """Why the site is summed with nobody; empty: it is, or the run has no secure aggregation."""
+        """Why no partner is aggregated with this site; empty: one is, or the run has no secure aggregation."""
         member = self._work.sums.membership
         if member is None or (offered is not None and not is_offered_aggregated(self._site, offered)):
             return ""

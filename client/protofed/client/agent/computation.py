@@ -424,8 +424,8 @@ def _as_received(payload: Payload, base: Payload, layer: UnitLayer, rare: Array)
             if received is None or received.shape != own.shape:
                 raise PolicyRefusedError(
                     "min_images_per_unit",
-                    f"{part}/{name} reads units that few images activate, and was not received: nothing can take the "
-                    "place of what it learnt from them (min_images_per_unit)",
+                    f"{part}/{name} reads units that few images activate, and the server did not send this tensor. "
+                    "So no received values can replace what it learnt from these images (min_images_per_unit)",
                     f"{part}/{name}",
                 )
             parts[part][name] = _mixed(own, received, rare, by_row=by_row)

@@ -77,14 +77,14 @@ REFUSALS = Metric(
     "protofed_client_policy_refusals_total",
     "counter",
     ("site", "part"),
-    f"Refusals by the site's policy, by the first part that it refused; {WHOLE}: the whole update, or the run.",
+    f"Refusals by the site's policy, by the first part that the policy refused; {WHOLE}: the whole update, or the run.",
 )
 WITHHELD = Metric(
     "protofed_client_withheld_updates_total",
     "counter",
     ("site",),
-    "Updates that stayed here because of this site's images, with random numbers sent in their place, which "
-    "nobody can read then; never sent.",
+    "Updates that were not sent because of this site's images. The site sent random numbers in their place. This "
+    "number is never sent.",
 )
 RELEASED = Metric(
     "protofed_client_bytes_released_total",
@@ -113,21 +113,22 @@ SCORE = Metric(
     "protofed_client_score",
     "gauge",
     ("site", "score"),
-    "Newest of the site's own scores of its run, without those of single classes: loss, personal.*, *.local.*; "
-    "they leave only if the site's policy names them.",
+    "Newest of the site's own scores of its run, without those of single classes: loss, personal.*, *.local.*. The "
+    "site sends a score only if its policy names it.",
 )
 PRIVACY_SPENT = Metric(
     "protofed_client_privacy_epsilon_spent",
     "gauge",
     ("site",),
-    "Epsilon of all fits with noise, of all runs, at the policy's delta (1e-5 without a budget): arithmetic of recipes "
-    "and rounds, the same for every site in them; absent before the first run with [plan.dp] since the daemon's start.",
+    "Epsilon that all fits with noise have spent, over all runs, at the policy's delta (1e-5 without a budget). It "
+    "follows from the recipes and rounds alone. Absent until the first run with [plan.dp] since the daemon's start.",
 )
 PRIVACY_BUDGET = Metric(
     "protofed_client_privacy_epsilon_budget",
     "gauge",
     ("site",),
-    "Most epsilon by the site's policy (dp.epsilon); absent without one, and like the one spent.",
+    "Most epsilon that the site's policy allows (dp.epsilon). Absent without a budget, and until the first run "
+    "with [plan.dp].",
 )
 BUILD = Metric("protofed_client_build_info", "gauge", ("site", "version"), "1; the version is the label.")
 METRICS = (

@@ -93,8 +93,8 @@ class DaemonReadiness:
         if self.metrics.answered():
             return ""
         return (
-            f"{self.server} has not done what this daemon asked for within the last {ANSWERED_WITHIN_S:.0f} s; "
-            "its log says why, and so does `protofed client doctor`"
+            f"{self.server} has not done what this daemon asked for within the last {ANSWERED_WITHIN_S:.0f} s. The "
+            "daemon's log says why, and so does `protofed client doctor`"
         )
 
     def _device(self) -> str:

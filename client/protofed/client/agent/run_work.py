@@ -1,4 +1,4 @@
-"""A site's work on the tasks of one run: each ends handed in, or declined by a code.
+"""A site's work on the tasks of one run: each ends uploaded, or declined by a code.
 
 `RunWork` prepares the run, and has one object for each kind of task: `FirstModel`, `PlainFit` or `SecureFit`,
 `Refinement`, and the scores. `NoisyFit` stands around the training of a fit.
@@ -128,7 +128,7 @@ class RunWork:
         if isinstance(self._run, PreparedRun):
             self.sums.drop_over(run)
             for task, update in self._site.store.unsettled(run):
-                log.info("handing in what has no receipt yet", run=task.run, round=task.round)
+                log.info("sending what has no receipt yet", run=task.run, round=task.round)
                 self._attempt(task, partial(self._hand_in, task, update))
 
     def work_on(self, task: Task) -> None:
@@ -168,7 +168,7 @@ class RunWork:
             self._site.store.abandon(run)
             self.sums.over(run)
         except StateError as error:  # it stays, and the link sends none of it
-            log.warning("what was computed for a run that this site has left stays", run=run, why=str(error))
+            log.warning("what was computed for a run that this site has left is not sent", run=run, why=str(error))
 
     def _do(self, task: Task) -> None:
         self.tools.write_receipts(task.run)
@@ -219,7 +219,9 @@ class RunWork:
         ):  # about the daemon: `Agent.step` handles them
             raise
         except ProtocolError as error:
-            log.warning("the server does not take this task any more", run=task.run, round=task.round, why=str(error))
+            log.warning(
+                "the server accepts no update for this task any more", run=task.run, round=task.round, why=str(error)
+            )
         except FORESEEN as error:
             self.decline(task, classify_error(error), str(error))
         except ProtofedError:
@@ -327,7 +329,7 @@ class PlainFit:
         self._tools.check_trained_by(run, task)
         if task.sum_of is not None and not self._tools.site.simulated:
             text = (
-                "this update was trained to leave in a secure aggregation, and the run, as it is offered now, has none"
+                "this update was trained for a secure aggregation, and the run, as the server offers it now, has none"
             )
             raise TaskFailedError(FailureReason.REFUSED, text)
         self._push(task, self._release(run, task, update))
@@ -403,7 +405,7 @@ class SecureStep:
         self._tools, self._sums = tools, sums
 
     def work(self, run: PreparedRun, task: Task) -> None:
-        """Push what the site hands in for the step; the numbers' receipt settles the fit."""
+        """Push what the site sends for the step; the numbers' receipt settles the fit."""
         tools = self._tools
         released = tools.passed(task, lambda: self._sums.step(run, task))
         fitted = self._sums.settles(task)
@@ -456,7 +458,7 @@ def warn_if_it_cannot(site: Site, run: PreparedRun) -> None:
     """Say at once, and not after hours of the sites' training, that this evaluator has nothing to refine models on."""
     if Role.EVALUATOR in site.roles and refining(run.method) is not None and run.data.auxiliary is None:
         log.warning(
-            "this evaluator scores, and declines to refine the model: it has no auxiliary images",
+            "this evaluator scores models, and declines to refine one: it has no auxiliary images",
             run=run.recipe.name,
             missing="data.auxiliary_per_class",
         )
@@ -470,6 +472,9 @@ def _for_refining(site: Site, run: PreparedRun) -> tuple[RefiningClientMethod, P
         DataError: it has no auxiliary images.
     """
     if Role.EVALUATOR not in site.roles or (method := refining(run.method)) is None:
-        text = "a task to refine a model: expected only by an evaluator, in a run whose method refines models"
+        text = (
+            "the server asked this site to refine a model. Only an evaluator does this, in a run whose method "
+            "refines models"
+        )
         raise TaskFailedError(FailureReason.REFUSED, text)
     return method, replace(run, data=run.data.for_refining())

@@ -1,9 +1,9 @@
 """The tasks that ask for scores of a round: of the site's own model as a trainer, of the global one as an evaluator.
 
 What of a site's own scores a server may have that chose the model: no answer tells how many images have which label.
-The share of right answers of a model that always says one class is the share of that class, and so is what a good model
-loses that is kept from naming it. So the first is not answered; and what is answered is of a half of the test set that
-only this site knows, the same in all rounds and runs: whatever models a server tries, it can count no more than that.
+A model that always says one class has that class's share of right answers. A good model that is kept from naming a
+class loses the same share. So the first is not answered; and what is answered is of a half of the test set that only
+this site knows, the same in all rounds and runs: whatever models a server tries, it can count no more than that.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class SecureScores:
 def _random_numbers(withheld: Collection[str]) -> Scores:
     """In place of scores that are withheld: by them nobody can read the others' either.
 
-    Were they left out, the server would see that this site has no answer, and of a question that two withhold it would
-    read the third's.
+    If they were left out, the server would see that this site has no answer. If two of three sites withheld an answer,
+    the server could read the third site's.
     """
     return {name: score_sums.random_number() for name in withheld}
 
@@ -120,7 +120,8 @@ class Scorer:
         )
         if stay:
             log.info(
-                "scores stay here: their model gives nearly all images one class, or nothing of its fit leaves",
+                "the scores are not sent: their model gives nearly all images one class, or the site's update is "
+                "not sent",
                 run=task.run,
                 round=task.round,
                 scores=sorted(name for name in stay if score_family(name) == name),
@@ -133,7 +134,7 @@ class Scorer:
         return [work for work in works if work.scored is not ScoredModel.OWN or self._known(work) is None]
 
     def _works(self, run: PreparedRun, task: Task) -> list[Computation]:
-        """Scores of the site's own model, of the global one on its own test set, and on the one that all share."""
+        """Scores of the site's own model, of the global model on its own test set, and on the shared one."""
         works: list[Computation] = []
         state, roles = self._site.store.last_counted(task.run, task.round + 1), self.roles(run, task)
         if Role.TRAINER in roles:
@@ -231,7 +232,7 @@ class OwnScoreKeeper:
 
 
 def _families(scores: Scores) -> dict[str, float]:
-    """Without the scores of single classes, of which there may be thousands."""
+    """Without the scores of single classes; there may be thousands."""
     return {name: value for name, value in scores.items() if score_family(name) == name}
 
 

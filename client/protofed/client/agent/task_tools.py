@@ -39,7 +39,7 @@ from protofed.common.storage.journal import Fact
 
 log = structlog.get_logger()
 T = TypeVar("T")
-WITHHELD = "the loss, the site's own scores and its number of examples stay: they have no noise (plan.dp)"
+WITHHELD = "the loss, the site's own scores and its number of examples are not sent: they have no noise (plan.dp)"
 
 
 class TaskGuard:
@@ -61,7 +61,7 @@ class TaskGuard:
         """Whether a task is of this run and not settled yet: a replayed answer of the server is neither."""
         new = task.run == run and task.task_id not in self._settled
         if not new:
-            reason = "it was handed in before" if task.run == run else f"this daemon works for run {run}"
+            reason = "this daemon sent it before" if task.run == run else f"this daemon works for run {run}"
             log.error("task rejected", run=task.run, round=task.round, task_id=task.task_id, why=reason)
             # Rejected once only: a server that was restored from a backup gives the same task again, and needs it.
             self._settled.discard(task.task_id)
@@ -78,21 +78,26 @@ class TaskGuard:
         newest, most = self._site.store.newest_counted(task.run), self._site.policy.rules.limits.max_rollback_rounds
         if (back := newest - task.round + 1) > most:
             text = (
-                f"a task of round {task.round} goes {back} rounds back: round {newest} has counted here, and "
-                f"limits.max_rollback_rounds is {most}; if the coordinator rolled the run back, raise it until the "
-                "run has caught up"
+                f"a task of round {task.round} goes {back} rounds back: this site's update of round {newest} has "
+                f"counted, and limits.max_rollback_rounds is {most}. If the coordinator rolled the run back, raise "
+                "this limit until the run has caught up"
             )
             raise PolicyRefusedError("limits.max_rollback_rounds", text)
         passed = [number for number in self._site.store.counted(task.run) if task.state_before <= number < task.round]
         if len(passed) > most:
             text = (
-                f"a task of round {task.round} is to start from memory of round {task.state_before - 1} or before: "
-                f"{len(passed)} rounds that have counted here do not stand, and limits.max_rollback_rounds "
-                f"is {most}; if the coordinator rolled the run back, raise it until the run has caught up"
+                f"a task of round {task.round} starts from the memory of round {task.state_before - 1} or earlier. "
+                f"This drops {len(passed)} rounds that have counted here, and limits.max_rollback_rounds is {most}. "
+                "If the coordinator rolled the run back, raise this limit until the run has caught up"
             )
             raise PolicyRefusedError("limits.max_rollback_rounds", text)
         if passed:
-            log.info("memory of rounds that do not stand is passed over", run=task.run, round=task.round, rounds=passed)
+            log.info(
+                "the memory of rounds that do not count any more is skipped",
+                run=task.run,
+                round=task.round,
+                rounds=passed,
+            )
 
     def check_today(self, task: Task) -> None:
         """Count a task among today's; one that was counted before is not counted again.
@@ -104,11 +109,14 @@ class TaskGuard:
         kind = Counted.SCORINGS if task.kind in SCORINGS else Counted.TASKS
         most = limits.scorings_per_day if kind is Counted.SCORINGS else limits.tasks_per_day
         if counts is not None and (none := counts.begin(kind, _asked(task), most)) is not None:
-            text = f"{most} were started today; none is until {none.until:%Y-%m-%d %H:%M} UTC (limits.{kind})"
+            text = (
+                f"{most} were started today, as many as limits.{kind} allows. The next one starts at "
+                f"{none.until:%Y-%m-%d %H:%M} UTC at the earliest"
+            )
             if none.tomorrow:
                 text += (
-                    "; they were counted on tomorrow's date: this machine's clock was ahead, or is behind now; set it "
-                    "right, as by NTP"
+                    ". They were counted on tomorrow's date: this machine's clock was ahead, or is behind now. Set "
+                    "the clock right, for example by NTP"
                 )
             raise PolicyRefusedError(f"limits.{kind}", text)
 
@@ -129,14 +137,15 @@ class TaskGuard:
         store = self._site.store
         if store.scored(task.run).get(task.round, request := _asked(task)) != request:
             text = (
-                f"the scores of round {task.round} were given before, for another task or model: a round is scored once"
+                f"this site gave its scores of round {task.round} before, for another task or model: a round is "
+                "scored once"
             )
             raise PolicyRefusedError("limits.check_base", text)
         took_part = store.newest_counted(task.run) or store.last_base(task.run) is not None
         if self._site.policy.rules.limits.check_base and not took_part:
             text = (
-                f"scores of round {task.round} are asked for before this site was sent a model to train: has it joined "
-                "late? From its first round on it gives them"
+                f"the server asks for scores of round {task.round} before it sent this site a model to train. If "
+                "the site has joined late, it sends scores from its first round on"
             )
             raise PolicyRefusedError("limits.check_base", text)
         store.mark_scored(task.run, task.round, request)
@@ -208,21 +217,21 @@ class TaskTools:
         reach("staged")
 
     def check_trained_by(self, run: PreparedRun, task: Task) -> None:
-        """Check that what is staged was trained, and its noise counted, by the rules by which it would leave now.
+        """Check that what is staged was trained, and its noise counted, by the rules under which it would be sent now.
 
         Raises:
             TaskFailedError: it was not.
         """
         if (recipe := self.site.store.trained_by(task).recipe) and recipe != run.recipe.fingerprint():
-            text = "the run was offered again with another recipe than this update was trained by"
+            text = "this update was trained by another recipe than the run has now"
             raise TaskFailedError(FailureReason.REFUSED, text)
 
     def keep_back(self, task: Task, refusal: PolicyViolationError) -> Literal[True]:
         """Tell the site, and nobody else, that nothing of a fit leaves."""
         self.on_withheld(task, refusal)
         log.error(
-            "nothing of this fit leaves: random numbers take its place in a sum, so that nobody can read the sum, and "
-            "the server does not learn which site they are of",
+            "this update is not sent: random numbers take its place in the aggregation. Nobody can read this "
+            "aggregate, and the server does not learn which site sent them",
             run=task.run,
             round=task.round,
             why=str(refusal),
@@ -251,8 +260,8 @@ class TaskTools:
     def check_taken(self, receipt: Receipt) -> None:
         """Decline a task whose update the server refuses.
 
-        The same training gives the same update: without a refusal of ours the server would ask again until the
-        deadline, and a simulation, whose clock stands still, for ever.
+        The same training gives the same update: without a refusal here the server would ask again until the deadline. A
+        simulation, whose clock stands still, would ask for ever.
 
         Raises:
             TaskFailedError: it does.
@@ -333,7 +342,7 @@ def decode_base(data: bytes) -> Payload:
 
 class _StrictDict(dict[Any, Any]):
     def __missing__(self, name: Any) -> Any:
-        raise CodecError(f"the model that was received has no '{name}'")
+        raise CodecError(f"the received model has no '{name}'")
 
 
 @dataclass(frozen=True)
@@ -424,8 +433,8 @@ class DpBudget:
             # A device need not compute the same bits twice, and the difference of two such fits would be without noise.
             raise PolicyRefusedError(
                 "dp",
-                f"this fit would have the noise of task {min(earlier)}: the server asks for the same fit as another "
-                "task, in place of another attempt of the round",
+                f"this fit would have the noise of task {min(earlier)}: the server asks for the same fit again as "
+                "another task. Expected another attempt of the round",
             )
         ledger.spend(task, noise.identity(), events)
         self._tried.add(task.task_id)
@@ -467,6 +476,6 @@ def _problem(spent: Spent, events: Events, budget: PrivacyBudget | None) -> str:
         return ""
     now = epsilon(spent.events(), budget.delta)
     return (
-        f"with another round of this run epsilon would be {after:.3g} at delta {budget.delta:g}; this site's budget is "
-        f"{budget.epsilon:g}, of which {now:.3g} is spent"
+        f"with another round of this run epsilon would be {after:.3g} at delta {budget.delta:g}. This site's budget "
+        f"is {budget.epsilon:g}, and {now:.3g} is spent"
     )

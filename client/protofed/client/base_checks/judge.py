@@ -32,16 +32,17 @@ log = structlog.get_logger()
 # Rounds that a site missed widen the bound, so that it finds its way back; not further: the server names the rounds.
 MAX_MISSED = 3
 WHAT_TO_DO = (
-    "nothing was trained. Compare the digest with another site's audit log, and ask the coordinator what was sent; "
-    "limits.max_base_change and limits.check_base of the policy say what this site accepts"
+    "Nothing was trained. Compare the digest with another site's audit log, and ask the coordinator what was sent. "
+    "In the policy, limits.max_base_change and limits.check_base say what this site accepts"
 )
 
 
 class BaseJudge:
     """Remembers, durably, the last base that the site accepted of each run; a base is checked once.
 
-    `judge` decides by what the server sent and the policy says, and by nothing of the site's data: a server that tries
-    one base after the other would read the data off what is declined. `judge_by_images` is for what the images decide.
+    `judge` decides by what the server sent and the policy says, never by the site's data. Otherwise a server could try
+    one base after the other, and learn about the data from what is declined. `judge_by_images` is for what the images
+    decide.
     """
 
     def __init__(self, site: Site) -> None:
@@ -56,9 +57,9 @@ class BaseJudge:
     def judge(self, run: PreparedRun, task: Task, base: Payload) -> None:
         """Accept the base of a FIT, REFINE or SCORE task, or refuse it.
 
-        Of class models each, for a mixture of them keeps what all of them keep; of models of other sites each, for a
-        fit may start from one or have it in its loss. Control variates are for methods that send some, class models
-        for those that mix them.
+        Each class model is checked: a mixture keeps what all of them keep. Each model of another site is checked: a fit
+        may start from it, or use it in its loss. Control variates are for methods that send some, class models for
+        those that mix them.
 
         Raises:
             PolicyRefusedError: naming the check, the layer and the base's digest.
@@ -66,13 +67,16 @@ class BaseJudge:
             StateError: the last base cannot be read, or this one cannot be stored.
         """
         if Part.CONTROL in base and Part.CONTROL not in run.method.sends:
-            text = f"the model of round {task.round} has control variates, which {run.recipe.method.name} has not"
+            text = f"the model of round {task.round} has control variates, and {run.recipe.method.name} uses none"
             raise PolicyRefusedError("limits.check_base", text, part=Part.CONTROL)
         if Part.CLASS_MODELS in base and not run.method.declares.mixes_classes:
-            text = f"the model of round {task.round} has class models, of which {run.recipe.method.name} mixes none"
+            text = f"the model of round {task.round} has class models, and {run.recipe.method.name} mixes none"
             raise PolicyRefusedError("limits.check_base", text, part=Part.CLASS_MODELS)
         if Part.SITE_MODELS in base and Exchange.RECEIVE not in self._site.policy.rules.exchange:
-            text = f"the model of round {task.round} has models of other sites: no '{Exchange.RECEIVE}' in exchange"
+            text = (
+                f"the model of round {task.round} has models of other sites, and the policy has no "
+                f"'{Exchange.RECEIVE}' in exchange"
+            )
             raise PolicyRefusedError("exchange", text, part=Part.SITE_MODELS)
         if not self._site.policy.rules.limits.check_base:
             return
@@ -117,7 +121,7 @@ class BaseJudge:
         if Part.CONTROL in base:
             led, problem = self._led(run, base, version)
             if problem is not None:
-                return replace(problem, text=f"led by the control variates of one fit, {problem.text}")
+                return replace(problem, text=f"moved by the control variates of one fit, {problem.text}")
             models.append(led)
         return next(filter(None, (self._response(run, model, version) for model in models)), None)
 
@@ -212,4 +216,4 @@ def base_version(task: Task) -> int:
 def base_refusal(task: Task, problem: BaseProblem) -> PolicyRefusedError:
     """A problem as what the policy refuses, in words for the site's people."""
     text = f"the model of round {task.round} (digest {task.base_digest}) is refused by check '{problem.check}': "
-    return PolicyRefusedError("limits.check_base", f"{text}{problem.layer} {problem.text}; {WHAT_TO_DO}", problem.layer)
+    return PolicyRefusedError("limits.check_base", f"{text}{problem.layer} {problem.text}. {WHAT_TO_DO}", problem.layer)

@@ -1,6 +1,6 @@
 """How the units of a model answer to the site's own images: a trap shows in it, whatever its weights look like.
 
-Nothing of it leaves the site, but that some site of a sum keeps what it learnt. Measured on honest runs of the digits
+Nothing of it is sent, except that some site of a sum keeps what it learnt. Measured on honest runs of the digits
 recipes without noise, five sites: of the units of a layer at most 0.16 answer to few images only (`MAX_FEW` allows 0.5
 more than in the built model), and at most 0.92 of the variance of a layer lies along one direction (`ONE_MEASUREMENT`).
 The features' variance over images is at least 0.26 of the built model's (0.15 of a model of a single site), where
@@ -92,8 +92,8 @@ class Responses:
 def responses(model: SplitModel, batches: Iterable[Batch]) -> Responses:
     """How a body answers to images [B, channels, height, width] of labels [B], on the model's device.
 
-    Features are those of training, which BatchNorm makes of each batch's own statistics: by those that it keeps a
-    server could have a blind body seem to see.
+    Features are those of training, which BatchNorm makes with each batch's own statistics. With its stored statistics,
+    a server could make a blind body seem to see.
     """
     # BatchNorm takes no statistics of one image.
     looked = [(x, y) for x, y in batches if len(x) > 1 and math.prod(x.shape[1:]) >= MIN_PIXELS]
@@ -162,10 +162,10 @@ def response_problem(base: Responses, built: Responses, rates: float) -> BasePro
     for name, now in base.layers.items():
         first, layer = built.layers.get(name, Response(0.0, 0.0)), f"{Part.BODY}/{name}"
         if now.few > first.few + MAX_FEW:
-            text = f"has {now.few:.0%} of units that answer to very few images only"
+            text = f"has a share of {now.few:.0%} of units that respond to very few images only"
             return BaseProblem(BaseCheck.RESPONSE, layer, text)
         if now.along_one > max(ONE_MEASUREMENT, first.along_one):
-            text = f"has units that all measure the same of an image ({now.along_one:.1%} of their variance)"
+            text = f"has units that all measure the same thing of an image ({now.along_one:.1%} of their variance)"
             return BaseProblem(BaseCheck.RESPONSE, layer, text)
     return None
 
@@ -177,13 +177,17 @@ def _blind(now: Seen, first: Seen | None, rates: float) -> str | None:
     for value, before, enough in compared:
         if value < enough * before:
             text = (
-                f"gives features that vary over images by {value / before:.2%} of what they do before the first round"
+                f"gives features whose variance over images is {value / before:.2%} of what it was before the first "
+                "round"
             )
             return f"{text}: expected {enough:.2%} or more"
     variance, apart = (needed / max(rates, 1.0) ** 2 for needed in (SEEING_ALONE, APART_ALONE))
     if now.variance < variance and now.apart < apart:
-        text = f"gives features of variance {now.variance:.2g} over images, and classes {max(now.apart, 0.0):.2g} apart"
-        return f"{text}: expected {variance:.2g} or more of the one, or {apart:.2g} of the other"
+        text = (
+            f"gives features with a variance of {now.variance:.2g} over images, and classes that are "
+            f"{max(now.apart, 0.0):.2g} apart"
+        )
+        return f"{text}: expected a variance of {variance:.2g} or more, or classes {apart:.2g} or more apart"
     return None
 
 

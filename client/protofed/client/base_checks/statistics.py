@@ -1,9 +1,9 @@
 """Whether a model that the server sends is one that an honest run could have: pure checks of its tensors.
 
-A server that chooses the weights freely can choose some whose gradients are the site's images: rows that all measure
-the same thing beside sorted thresholds (Fowl et al., "Robbing the Fed", ICLR 2022), or rows of which each answers to
-a single image (Boenisch et al., "When the Curious Abandon Honesty", EuroS&P 2023). Such weights are far from what
-training makes. Bounds stand beside the largest value of honest runs: all digits and spiral recipes, every site and
+A server that chooses the weights freely can choose weights whose gradients are the site's images. Examples are rows
+that all measure the same thing beside sorted thresholds (Fowl et al., "Robbing the Fed", ICLR 2022), and rows that each
+respond to a single image (Boenisch et al., "When the Curious Abandon Honesty", EuroS&P 2023). Such weights are far from
+what training makes. Bounds stand beside the largest value of honest runs: all digits and spiral recipes, every site and
 round.
 """
 
@@ -114,10 +114,10 @@ def statistics(model: Payload) -> BaseStatistics:
 
 
 def first_problem(base: Payload, built: Payload, options: Mapping[str, object]) -> BaseProblem | None:
-    """Whether the model of round 1 is the one that this site built itself from the recipe's seed.
+    """Whether the model of round 1 is the model that this site built itself from the recipe's seed.
 
-    What a method's server half puts in its place is checked as far as it is known: class models, and another head in
-    one matrix, are copies of the built head, prototypes are no longer than unit vectors, and a number is the option of
+    What a method's server algorithm puts in its place is checked as far as it is known. Class models, and another head
+    in one matrix, are copies of the built head. Prototypes are no longer than unit vectors. A number is the option of
     that name in the recipe.
 
     Args:
@@ -131,8 +131,8 @@ def first_problem(base: Payload, built: Payload, options: Mapping[str, object]) 
             return BaseProblem(
                 BaseCheck.FIRST_MODEL,
                 path,
-                "is not what this site builds from the recipe's seed: a server that sends its "
-                "own weights, or another version of PyTorch than where the first model was made",
+                "differs from what this site builds from the recipe's seed. Either the server sends weights of its "
+                "own, or it made the first model with another version of PyTorch",
             )
     for name in sorted(set(built[Part.BODY]) - set(base.get(Part.BODY, {}))):
         return BaseProblem(BaseCheck.FIRST_MODEL, f"{Part.BODY}/{name}", "is missing")
@@ -163,7 +163,7 @@ def structure_problem(base: Payload, built: BaseStatistics) -> BaseProblem | Non
 
 
 def change_problem(base: Payload, last: Payload, bound: float) -> BaseProblem | None:
-    """Whether a model is too far from the one that the site saw last: by part, and of the body by layer, too.
+    """Whether a model is too far from the model that the site saw last: by part, and of the body by layer, too.
 
     Args:
         bound: the most movement, as a share of the last one's norm.
@@ -272,7 +272,9 @@ def _variance_problem(base: Payload) -> BaseProblem | None:
         if name.rpartition(".")[2] == "running_var" and array.size:
             dead = float(np.mean(array < MIN_VARIANCE))
             if array.min() < 0 or dead > MAX_ZERO_ROWS:
-                text = f"has a variance of {array.min():.3g}, {dead:.0%} of them below {MIN_VARIANCE:g}"
+                text = (
+                    f"has a variance of {array.min():.3g}, and {dead:.0%} of its variances are below {MIN_VARIANCE:g}"
+                )
                 return BaseProblem(BaseCheck.VARIANCE, f"{Part.BODY}/{name}", text)
     return None
 
@@ -301,7 +303,9 @@ def _matrix_problems(base: BaseStatistics, built: BaseStatistics) -> Iterator[Ba
         first = built.matrices.get(path, Matrix(0.0, 1.0, 0.0, math.inf))
         _, square = built.squares.get(path, ((), 0.0))
         if base.squares[path][1] < MIN_NORM**2 * square:
-            yield BaseProblem(BaseCheck.DEAD, path, f"has less than {MIN_NORM:g} of its norm before the first round")
+            yield BaseProblem(
+                BaseCheck.DEAD, path, f"has less than {MIN_NORM:g} of the norm that it had before the first round"
+            )
         if now.zero_rows > MAX_ZERO_ROWS + first.zero_rows:
             yield BaseProblem(BaseCheck.DEAD, path, f"has {now.zero_rows:.0%} rows of zeros")
         if not now.row_ratio <= max(MAX_ROW_RATIO, first.row_ratio):
@@ -309,9 +313,15 @@ def _matrix_problems(base: BaseStatistics, built: BaseStatistics) -> Iterator[Ba
             yield BaseProblem(BaseCheck.ROWS, path, text)
         most = MAX_DUPLICATES_LINEAR if len(base.squares[path][0]) == 2 else MAX_DUPLICATES
         if path.startswith(Part.BODY) and now.duplicates > most + first.duplicates:
-            yield BaseProblem(BaseCheck.DUPLICATES, path, f"has a twin for {now.duplicates:.0%} of its rows")
+            yield BaseProblem(
+                BaseCheck.DUPLICATES,
+                path,
+                f"has rows that equal another row, or its negative: {now.duplicates:.0%} of all",
+            )
         if now.off_rank < RANK_ONE <= first.off_rank:
-            yield BaseProblem(BaseCheck.RANK, path, f"is of rank one but for {now.off_rank:.2g} of its norm")
+            yield BaseProblem(
+                BaseCheck.RANK, path, f"has nearly rank one: all but {now.off_rank:.2g} of its norm is in one direction"
+            )
 
 
 def _class_models_norm_problem(base: Payload, built: BaseStatistics) -> BaseProblem | None:
@@ -341,7 +351,7 @@ def _matrix(array: Array) -> Matrix:
 def _duplicates(rows: Array, same: float) -> float:
     """Share of rows [out, in], none of them zero, that have a twin; among `MAX_ROWS` of them, evenly chosen.
 
-    Many columns are first folded into `SKETCH` with random signs (a count sketch): equal rows stay equal, and the
+    Many columns are first folded into `SKETCH` with random signs (a count sketch). Equal rows stay equal, and the
     cosine of others changes by about 1 / sqrt(SKETCH).
 
     Args:

@@ -50,7 +50,7 @@ class StoredGrey:
         most: what white is without a window; None: only a window can say.
         inverted: 0 is white.
         unsigned: 32 bits without a sign, which Pillow's mode I takes as signed.
-        scale: by which Pillow multiplies the file's values.
+        scale: the factor of Pillow on the file's values.
     """
 
     most: float | None
@@ -125,8 +125,8 @@ def _tiff_problems(mode: str, tags: Any, bits: int, *, inverted: bool, signed: b
     # libtiff gives the machine's own order, and Pillow would swap the bytes once more.
     yield (
         mode in ("I", "F") and tags.prefix == b"MM" and compressed,
-        "a compressed big-endian TIFF file of values with a sign, of 32 bits or floating-point; expected little "
-        "endian, or no compression",
+        "a compressed big-endian TIFF file of signed, 32-bit or floating-point values; expected little endian, or "
+        "no compression",
     )
 
 
@@ -245,7 +245,7 @@ def _reason(error: Exception, path: Path) -> str:
     with path.open("rb") as file:
         type_ = _MAGIC.get(file.read(2))
     if type_ is not None:
-        return f"{type_} that is truncated, damaged or of a kind that Pillow does not read: save it as PNG"
+        return f"{type_} that is truncated, damaged or of a kind that Pillow does not read. Save it as PNG"
     return "truncated, damaged or of no known type"
 
 
@@ -339,7 +339,7 @@ def _coloured(image: Image, input_: Input) -> Image:
     if input_.colours == "exact":
         names = {1: "grey", 3: "RGB"}
         raise UnreadableImageError(
-            f"{names[channels]}, and the run takes {names[input_.shape[0]]} images only (input.colours)"
+            f"{names[channels]}, and the run accepts {names[input_.shape[0]]} images only (input.colours)"
         )
     return image.convert("L") if channels == 3 else image  # luma of ITU-R 601; `fit_to_input` repeats grey
 
@@ -364,7 +364,7 @@ def _fitted(image: Image, input_: Input) -> Pixels:
     match input_.fit:
         case "exact":
             raise UnreadableImageError(
-                f"{image.width} x {image.height} pixels, and the run takes {width} x {height} only (input.fit)"
+                f"{image.width} x {image.height} pixels, and the run accepts {width} x {height} only (input.fit)"
             )
         case "stretch":
             return _resized(image, width, height)

@@ -66,8 +66,8 @@ def _has_preamble(start: bytes) -> bool:
 def read(path: Path, window: tuple[float, float] | None) -> Image:
     """Read a file of one image; returns mode F (grey) in 0..1, or RGB of 8 bits.
 
-    Grey values are rescaled by the file's slope and intercept, then windowed by the run's window, else the file's own
-    VOI LUT or window (the first), else by all that its bits can hold; MONOCHROME1 is inverted.
+    Grey values are rescaled by the file's slope and intercept, then windowed. The window is the run's, else the file's
+    own VOI LUT or first window, else all that its bits can hold. MONOCHROME1 is inverted.
 
     Args:
         window: the run's centre and width, in rescaled units.

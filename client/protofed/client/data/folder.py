@@ -135,8 +135,8 @@ class Tree:
         if self.outside:
             links = "a link leads" if self.outside == 1 else f"{self.outside} links lead"
             raise DataError(
-                f"{root}: {links} out of it or to another folder; expected the files themselves, or links to files in "
-                "it"
+                f"{root}: {links} out of this folder, or to another folder; expected image files, or links to "
+                "image files in this folder"
             )
 
 
@@ -204,8 +204,8 @@ def _has_splits(root: Path) -> bool:
         if len(meant) < 2 and not meant & splits.keys():
             return False
         raise DataError(
-            f"{root} has a folder '{min(splits)}' beside {len(folders) - len(splits)} others; expected train, val and "
-            "test with a folder for each class in them, or folders of classes alone: move or rename the others"
+            f"{root} has a folder '{min(splits)}' beside {len(folders) - len(splits)} others. Expected train, val "
+            "and test, each with a folder for each class; or only folders of classes. Move or rename the others"
         )
     if len(splits) > len(meant):
         raise DataError(
@@ -223,8 +223,8 @@ def _check_below_classes(root: Path, entries: Sequence[FileEntry]) -> None:
         meant |= {parse_split(name) for name in below[:1]}
     if {"train", "test"} <= meant:
         raise DataError(
-            f"{root} has folders of splits in the folders of classes; expected train and test above, with a folder for "
-            "each class in them: move the images"
+            f"{root} has folders of splits in the folders of classes. Expected train and test at the top, each with "
+            "a folder for each class. Move the images"
         )
 
 
@@ -233,8 +233,8 @@ def _check_sites(root: Path) -> None:
     sites = sorted(_folders(root))
     if splits := [name for name in sites if parse_split(name) is not None]:
         raise DataError(
-            f"{root} has a folder '{splits[0]}' where partition 'column' expects sites; expected SITE/CLASS or "
-            "SITE/train/CLASS: move the splits into the folders of the sites"
+            f"{root} has a folder '{splits[0]}' where partition 'column' expects sites. Expected SITE/CLASS or "
+            "SITE/train/CLASS. Move the splits into the folders of the sites"
         )
     if len({_has_splits(root / name) for name in sites}) > 1:
         raise DataError(f"{root}: only some sites have folders train and test; expected them at every site, or at none")

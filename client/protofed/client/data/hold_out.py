@@ -101,8 +101,8 @@ def hold_out_each(
 def no_test_set() -> DataError:
     """The error of data that need a test set which cannot be held out; the caller raises it. It has no counts."""
     return DataError(
-        f"no test set can be held out: no class has {MIN_SCORED} images, {MIN_TESTED} of which can be spared (by "
-        "whole groups, if there are some); add images, or choose the test set yourself: folders train and test, a "
+        f"no test set can be held out: no class has {MIN_SCORED} images and can spare {MIN_TESTED} of them for "
+        "testing (groups stay whole). Add images, or choose the test set yourself: folders train and test, a "
         "column split, or test_images and test_labels"
     )
 
@@ -134,9 +134,9 @@ def _draw_groups(
 def _take_groups(counts: NDArray[np.int64], targets: Counts, order: Indices) -> Flags:
     """[groups], whether a group is in the test set.
 
-    Greedy, in this order: a group is taken if that brings the classes nearer to what is wanted of them (by the sum of
-    squares of the missing fractions of each class); then, if it has a class below `MIN_TESTED`. Groups with a class
-    of which nothing is wanted stay in training, and so does what training needs of each class.
+    Greedy, in this order. First a group is taken if it brings the classes nearer to their targets, by the sum of
+    squares of the missing fractions. Then a group is taken if it has a class below `MIN_TESTED`. Groups with a class
+    without a target stay in training, and so does what training needs of each class.
     """
     sizes = counts.sum(0)  # [C]
     tested, in_test = np.zeros(len(sizes), np.int64), np.zeros(len(counts), bool)

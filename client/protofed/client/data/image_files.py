@@ -65,7 +65,7 @@ def _entry(
     name = _name(cells["path"], where)
     path, ambiguous = files.find(name)
     if leaves_root(path, files.real):
-        raise DataError(f"{where}: links lead its path out of the manifest's folder; expected a file in it")
+        raise DataError(f"{where}: links lead its path out of the manifest's folder; expected a file in that folder")
     group = cells["group"] if "group" in optional else None
     if data.group_pattern is not None:
         match = re.search(data.group_pattern, normalise(name))
@@ -167,14 +167,14 @@ def _rows(file: Path) -> Iterator[tuple[int, Sequence[str]]]:
     except UnicodeDecodeError as error:
         raise DataError(f"{file} is not UTF-8; save it as 'CSV UTF-8'") from error
     except csv.Error as error:
-        raise DataError(f"{file}, row {row + 1} is no row of a .csv file ({error})") from error
+        raise DataError(f"{file}, row {row + 1} cannot be read as a row of a .csv file ({error})") from error
 
 
 def _refuse_workbook(file: Path) -> None:
     with file.open("rb") as stream:
         if stream.read(4) in _WORKBOOKS:
             raise DataError(
-                f"{file} is a workbook, as Excel keeps it; save its sheet as 'CSV UTF-8', and set data.root to that"
+                f"{file} is an Excel workbook. Save its sheet as 'CSV UTF-8', and set data.root to that file"
             )
 
 
@@ -188,7 +188,7 @@ def _name(cell: str, where: str) -> str:
     path = PurePosixPath(cell.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or _DRIVE.match(cell) or "\0" in cell:
         raise DataError(
-            f"{where}: its path leads out of the manifest's folder; expected one relative to it, without .."
+            f"{where}: its path leads out of the manifest's folder; expected a path relative to that folder, without .."
         )
     return os.fspath(path)
 
@@ -200,7 +200,7 @@ def _label(cell: str, data: Data) -> str:
 
 
 def _one_hot(cells: Mapping[str, str]) -> str:
-    """The label whose column has a 1: a row of which the label is not clear gets one that is no class of any run."""
+    """The label whose column has a 1. A row without a clear label gets one that is no class of any run."""
     numbers = {name: _number(cell) for name, cell in cells.items()}
     if not {0.0, 1.0}.issuperset(numbers.values()):
         return UNCLEAR
@@ -267,8 +267,8 @@ class Scan:
         self.labels.check(self.unmapped)
         if self.ungrouped:
             raise DataError(
-                "data.group_pattern does not match the paths of all images; expected one (group) in each: `protofed "
-                "client check` lists the others"
+                "data.group_pattern does not match the paths of all images; expected one (group) in each. "
+                "`protofed client check` lists the others"
             )
         if self.crossing:
             groups, rows = len({item.group for item in self.crossing}), [item.row for item in self.crossing]
@@ -279,8 +279,8 @@ class Scan:
             )
         if self.ambiguous:
             raise DataError(
-                f"row {self.ambiguous[0].row} of the manifest gives a name that several files below its folder have; "
-                "expected one: write the path with its folders; `protofed client check` lists the others"
+                f"row {self.ambiguous[0].row} of the manifest gives a name that several files below its folder "
+                "have; expected one. Write the path with its folders. `protofed client check` lists the others"
             )
 
     def usable(self) -> list[IndexedFile]:

@@ -55,7 +55,7 @@ class LabelMap:
                     f'"{short(name)}" = "{short(own)}"'
                 )
             raise LabelsError(
-                f"data.label_map leads to what is no class of the run: {_listed(wrong, class_names)}; "
+                f"data.label_map leads to names that are no class of the run: {_listed(wrong, class_names)}; "
                 f"expected one of: {', '.join(map(short, class_names[:MAX_NAMED]))}"
             )
         ignored = frozenset(map(normalise, data.ignore_labels))
@@ -70,9 +70,8 @@ class LabelMap:
         """
         if names := sorted(unmapped):
             raise LabelsError(
-                f"labels that are no class of the run: {_listed(names, self.class_names)}; "
-                'say in data.label_map what each is ("own" = "the run\'s"), or name it in data.ignore_labels'
-                + _hint(names)
+                f"labels that are no class of the run: {_listed(names, self.class_names)}. Say in data.label_map "
+                'which class each is ("own" = "the run\'s"), or name it in data.ignore_labels' + _hint(names)
             )
 
 
@@ -143,8 +142,8 @@ def _hint(names: Sequence[str]) -> str:
     if not splits:
         return ""
     return (
-        f"; if {', '.join(splits)} are splits and no classes, name the folders train, val and test, with nothing else "
-        "beside them and a folder for each class in them"
+        f". If {', '.join(splits)} are splits and no classes, name the folders train, val and test. Put nothing "
+        "else beside them, and a folder for each class in them"
     )
 
 

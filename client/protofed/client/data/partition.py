@@ -26,9 +26,9 @@ def pathological(
     """PFLlib's pathological split (METHODS §3.4): sites and classes are taken in order, in groups.
 
     The first group of sites divides the first `classes_each` classes among its sites, and so on. A site's share of a
-    class is the mean share, or drawn between a tenth of it and all of it; the group's last site takes the rest. A
-    class's examples are dealt in the source's order. With `RandomState(1)` the sites are the released ones, unless the
-    mean share is under ten examples: there the released code may give a site nothing, and this one does not.
+    class is the mean share, or drawn between a tenth of the mean share and all of it. The group's last site takes the
+    rest. A class's examples are dealt in the source's order. With `RandomState(1)` the sites are the released ones,
+    unless the mean share is under ten examples. Then the released code may give a site nothing, and this code does not.
 
     Args:
         labels: [N].
@@ -204,8 +204,8 @@ def dirichlet(
 ) -> list[Indices]:
     """FedNH's label-skewed partition (METHODS §1.7); the smaller `beta`, the more skewed.
 
-    With a fresh `RandomState(seed)` it deals every example to the same site as the released code with that seed,
-    wherever that needs no more than its three attempts: later it accepts what it has, here the draw goes on.
+    With a fresh `RandomState(seed)` it deals every example to the same site as the released code. This holds if that
+    code needs no more than its three attempts. After these it accepts the last draw; here the draw goes on.
 
     Args:
         labels: [N]; its classes are dealt in sorted order.
@@ -231,7 +231,7 @@ def pfllib_dirichlet(
     """PFLlib's label-skewed partition (METHODS §3.4) of labels [N]; arguments as `dirichlet`.
 
     No permutation is drawn first, and no site is helped to a second class. With `RandomState(1)` the sites are those of
-    cwFedAVG's release, which asks for one example a site; later versions of PFLlib ask for 40, or half of the mean if
+    cwFedAVG's release, which asks for one example a site. Later versions of PFLlib ask for 40, or half of the mean if
     that is less.
 
     Returns:
@@ -261,11 +261,10 @@ def niid_bench_dirichlet(
 def creff_dirichlet(labels: Labels, sites: int, beta: float, rng: np.random.RandomState) -> list[Indices]:
     """FedPRP's label-skewed partition into sites of one size (METHODS §2.5), which is that of FedDF and CReFF.
 
-    The shuffled examples are cut into parts, one for every ten sites; the parts are dealt apart from each other, each
-    until its smallest site has half of its mean. Then all that was dealt, site after site, is cut anew into equal
-    sizes, so that a site may have the end of one draw and the beginning of the next. With a fresh `RandomState(seed)`
-    every example goes to the same site as in the released code, which refuses fewer than ten sites: here they are one
-    part.
+    The shuffled examples are cut into parts, one for every ten sites. Each part is dealt by itself until its smallest
+    site has half of its mean. Then all dealt examples, site after site, are cut again into equal sizes. A site may get
+    the end of one draw and the beginning of the next. With a fresh `RandomState(seed)` every example goes to the same
+    site as in the released code. That code refuses fewer than ten sites; here they are one part.
 
     Args:
         labels: [N]; its classes are dealt in sorted order.

@@ -34,8 +34,8 @@ def load_sites(
 ) -> list[SiteData]:
     """All sites of a simulation, on the CPU. They share one test set; it is empty as of `split.draw_test_rows`.
 
-    Each also has a `local_test` with `data.local_test_fraction` (unless it can spare none), with `data.local_test`, or,
-    cut by a column, where the source has a test_site column: then its own rows of the test set.
+    Each also has a `local_test` with `data.local_test_fraction` (unless it can spare none), or with `data.local_test`.
+    If the sites are cut by a column and the source has a test_site column, it is the site's own rows of the test set.
 
     Args:
         data: where the images come from, and how they are partitioned.
@@ -74,8 +74,9 @@ def load_site(
 def load_test(
     data: Data, input_: Input, classes: int, class_names: Sequence[str] = (), *, noisy: bool = False
 ) -> SiteData:
-    """An evaluator's data, without training examples: the source's test set, or where it has none all local test sets
-    together; and the auxiliary images, if there are some.
+    """An evaluator's data, without training examples: a test set, and the auxiliary images, if there are some.
+
+    The test set is the source's. If the source has none, it is all local test sets together.
 
     Raises:
         DataError: the source cannot be used; without a test set, as `load_sites`.
@@ -99,15 +100,16 @@ def _check_by_unit(data: Data) -> None:
     if isinstance(data.partition, kinds.ColumnPartition) and data.source in LABELLED_BY_NAME:
         raise DataError(
             "partition 'column' finds sites by their images, and the run has [plan.dp], whose noise hides single "
-            "patients: remove data.partition, and set data.root to this site's own folder or list"
+            "patients. Remove data.partition, and set data.root to this site's own folder or manifest"
         )
     divided = not isinstance(data.partition, kinds.Whole | kinds.ColumnPartition)
     choices = {"partition": divided, "long_tail": data.long_tail, "auxiliary_per_class": data.auxiliary_per_class}
     for key, chosen in choices.items():
         if chosen:
             raise DataError(
-                f"data.{key} chooses this site's images by counts of all of them, and the run has [plan.dp], whose "
-                f"noise hides single patients: remove it from the settings, or take part in runs without noise"
+                f"data.{key} chooses this site's images by counts of all its images, and the run has [plan.dp], "
+                "whose noise hides single patients. Remove the key from the settings, or take part in runs without "
+                "noise"
             )
 
 
@@ -259,8 +261,8 @@ def _by_plugin(kind: str, options: dict[str, Any], labels: Labels, rng: np.rando
 def _column(source: Source) -> Column:
     if source.site_column is None:
         raise DataError(
-            "partition 'column' needs a source that names the sites: an .npz with train_site (and, with "
-            "data.merge_test_into_train, test_site), a manifest with a column site, or folders SITE/CLASS"
+            "partition 'column' needs a source that names the sites. Expected an .npz with train_site (with "
+            "data.merge_test_into_train, test_site, too), a manifest with a column site, or folders SITE/CLASS"
         )
     return source.site_column
 
@@ -271,7 +273,7 @@ def _own_rows(column: Column, test_column: Column, *, may_lack: bool) -> list[In
     rows = [np.flatnonzero(test_column == site) for site in sites]
     for site, own in zip(sites, rows, strict=True):
         if not len(own) and not may_lack:
-            raise DataError(f"site {site} trains on examples, and has none in the test set; expected at least one")
+            raise DataError(f"site {site} trains, and has no examples in the test set; expected at least one")
     return rows
 
 
@@ -320,8 +322,8 @@ def draw_auxiliary(train: Examples, test: Examples, each: int, classes: int, see
         rows = np.flatnonzero((labels == c) & free)
         if len(rows) < each:
             raise DataError(
-                f"data.auxiliary_per_class = {each}: class {c} has fewer training images that are not in the test set "
-                "(what models are scored on is nothing to refine them on); add images of it, or lower the key"
+                f"data.auxiliary_per_class = {each}: class {c} has fewer training images outside the test set. No "
+                "image serves both to refine models and to score them. Add images of this class, or lower the key"
             )
         drawn.append(rng.choice(rows, each, replace=False))
     return np.sort(np.concatenate(drawn))

@@ -226,7 +226,7 @@ class SiteData:
         """
         if self.auxiliary is None:
             raise DataError(
-                "there are no auxiliary images to refine a model on: set data.auxiliary_per_class in this site's "
+                "there are no auxiliary images to refine a model on. Set data.auxiliary_per_class in this site's "
                 "settings, for public images only"
             )
         return SiteData(self.auxiliary, self.auxiliary, self.input, self.classes, self.device)
@@ -313,14 +313,14 @@ class SiteData:
                 yield finish(self._moved(batch)), self._moved(labels)
 
     def label_frequencies(self) -> Tensor:
-        """n_{k,c} / n_k of the training labels, [C] float32 on the device, to be read only. Never leaves the site."""
+        """n_{k,c} / n_k of the training labels, [C] float32 on the device, to be read only. They are never sent."""
         # Counted once: a loss asks in each step, and a GPU would be waited for.
         return self.train.frequencies(self.classes, self.device)
 
     def unscored(self, test: Examples | None) -> list[int]:
         """The classes that `test` has no example of, of those that the site trains on; an evaluator's: of the run's.
 
-        They tell which classes are rare here, and never leave the site.
+        They tell which classes are rare here, and are never sent.
 
         Args:
             test: `test` or `local_test`; None: none could be held out.

@@ -48,8 +48,8 @@ def read_files(
 ) -> tuple[DataSplit, DataSplit]:
     """Read a source `folder` or `manifest` as training and test examples; files of the split val are left out.
 
-    If the files have no split, the test set is drawn before any image is decoded: so a file that becomes unreadable
-    moves no other one between the sets.
+    If the files have no split, the test set is drawn before any image is decoded. So a file that becomes unreadable
+    moves no other file between the sets.
 
     Args:
         noisy: as of `sources.load`.
@@ -165,9 +165,9 @@ def _check_unreadable(items: Sequence[IndexedFile], reasons: Sequence[str | None
         counts = Counter(reason for _, reason in unreadable)
         listed = ", ".join(f"{times} × {reason}" for reason, times in counts.most_common(MAX_REASONS))
         raise TooManyUnreadableError(
-            f"{count} of {total} images cannot be read: {listed}{', …' if len(counts) > MAX_REASONS else ''}; "
-            f"data.max_unreadable_fraction allows {data.max_unreadable_fraction:g}: remove or replace these files, "
-            "which `protofed client check` lists, or raise it",
+            f"{count} of {total} images cannot be read: {listed}{', …' if len(counts) > MAX_REASONS else ''}. "
+            f"data.max_unreadable_fraction allows {data.max_unreadable_fraction:g}. Remove or replace these files, "
+            "or raise this fraction. `protofed client check` lists the files",
             unreadable,
         )
     if count:
@@ -248,8 +248,8 @@ def load(data: Data, input_: Input, class_names: Sequence[str] = (), *, noisy: b
 def infer_input(data: Data) -> tuple[Input, int]:
     """An input with the images' own shape, and C for their labels: for checks before there is a run.
 
-    Files may differ in shape: then it is the shape of the first one, shrunk to `_LONGEST` pixels a side where it is
-    larger, and all are fitted to it.
+    If files differ in shape, this is the shape of the first file, shrunk to `_LONGEST` pixels a side. All files are
+    fitted to it.
 
     Raises:
         DataError: the source is missing, unreadable, or has images that no run's input can be of.
@@ -264,8 +264,8 @@ def infer_input(data: Data) -> tuple[Input, int]:
         return Input(shape=(channels, height, width)), int(labels.max()) + 1
     except ValidationError as error:
         raise DataError(
-            f"source {data.source} has images of {channels} x {height} x {width} [channels, height, width], of which "
-            f"no run's input can be: expected at most {MAX_IMAGE_VALUES:,} values an image, and none of no pixels"
+            f"source {data.source} has images of {channels} x {height} x {width} [channels, height, width]. "
+            f"Expected at least one pixel, and at most {MAX_IMAGE_VALUES:,} values an image"
         ) from error
 
 

@@ -73,10 +73,10 @@ def draw_test_rows(
 ) -> tuple[Indices, Indices]:
     """Draw a test set, by data.seed, from a source that has none.
 
-    A public source of `BALANCED` gives its published test set; a site's own images are held out by `hold_out`, in a
-    run with noise each unit by its own hash. The set is empty with `data.merge_test_into_train`, as it would only be
-    merged back, and where a site's own images have `data.local_test_fraction` alone: two test sets of one site would
-    take half of what it trains on.
+    A public source of `BALANCED` gives its published test set. A site's own images are held out by `hold_out`. In a run
+    with noise each unit's own hash decides. The set is empty with `data.merge_test_into_train`, as it would only be
+    merged back. It is also empty where a site's own images have `data.local_test_fraction` alone: two test sets would
+    take half of the training images.
 
     Args:
         labels: [N].
@@ -107,8 +107,8 @@ def draw_test_rows(
 def draw_validation(train: DataSplit, fraction: float, data: Data) -> tuple[DataSplit, DataSplit]:
     """Divide training examples, by data.seed, into what is trained on and this fraction of each class, to tune by.
 
-    A public source of `BALANCED` gives as many of every class, as its test set has; else `hold_out` draws, or in a run
-    with noise each unit's own hash.
+    A public source of `BALANCED` gives as many of every class as its test set has. Otherwise `hold_out` draws. In a run
+    with noise each unit's own hash decides.
 
     Raises:
         DataError: the validation set would be empty; never in a run with noise.

@@ -1,7 +1,7 @@
 """How ranks share a batch: each computes the body's features of its own examples, then all gather all features.
 
-Heads and losses see the whole batch on every rank, so a loss need not be a mean over examples: FedPRP's softmax over
-the batch is what it is in one process. Normalisation over a batch is over the whole batch, too.
+Heads and losses see the whole batch on every rank, so a loss need not be a mean over examples. FedPRP's softmax over
+the batch is the same as in one process. Normalisation over a batch is over the whole batch, too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _Norm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 def shared(body: nn.Module, team: Team) -> Iterator[None]:
     """Within the `with` block all ranks compute each call of `body` together; all call it with the same batch.
 
-    The modules are of subclasses meanwhile, so a copy that a method makes of the body is computed by all ranks, too,
-    with the weights of the copy; afterwards whoever has one computes it alone.
+    The modules are of subclasses meanwhile. So a copy that a method makes of the body is computed by all ranks, too,
+    with the weights of the copy. Afterwards whoever has one computes it alone.
     """
     batches = _SplitBatches(team)
     kinds = {module: type(module) for module in body.modules() if module is body or isinstance(module, _NORMS)}
@@ -60,7 +60,7 @@ class _SplitBatches:
         return type(f"Shared{kind.__name__}", (kind,), {"forward": shared_forward})
 
     def _body(self, body: nn.Module, images: Tensor, kind: type[nn.Module]) -> Tensor:
-        """A body's features, [B, channels, height, width] -> [B, D], of which this rank computes its rows."""
+        """A body's features, [B, channels, height, width] -> [B, D]. This rank computes its own rows."""
         rows = None if self.team is None else self.team.rows(len(images))
         if self.team is None or rows is None:
             return cast("Tensor", kind.forward(body, images))
@@ -86,8 +86,8 @@ class _SplitBatches:
 class _GatherRows(torch.autograd.Function):
     """Gather the rows of all ranks.
 
-    Every rank computes the same loss from them and backpropagates 1/size of it (`Team.backward`), so the gradient of a
-    rank's own rows is size times what arrives here.
+    Every rank computes the same loss from them, and backpropagates 1/size of the loss (`Team.backward`). So the
+    gradient of a rank's own rows is size times what arrives here.
     """
 
     @staticmethod
@@ -105,7 +105,7 @@ class _GatherRows(torch.autograd.Function):
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Sum over all ranks. Each rank's loss depends on the sum, so gradients are summed over all ranks, too."""
+    """Sum over all ranks. Each rank's loss depends on the sum, so gradients are added up over all ranks, too."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, team: Team) -> Tensor:

@@ -63,8 +63,8 @@ def _nccl_group(device: torch.device, longest: timedelta) -> dist.ProcessGroup |
 def start_name(store: Store, rank: int, size: int) -> str:
     """A name for this start of all ranks, agreed once all of them run; called by every rank.
 
-    torchrun's store outlives the ranks: after a restart it still has the addresses of those that died. Each process
-    writes a random token, rank 0 publishes all tokens under a name, and every rank confirms that its own is among them.
+    torchrun's store outlives the ranks. After a restart it still has the addresses of dead ranks. Each process writes a
+    random token, rank 0 publishes all tokens under a name, and every rank confirms that its own is among them.
     """
     token = secrets.token_hex(8)
     if rank:

@@ -148,7 +148,7 @@ class Team:
             torch.cuda.manual_seed(number)
 
     def _sizes(self, size: int) -> list[int]:
-        """The sizes of all ranks, of which none has failed."""
+        """The sizes of all ranks; none has failed."""
         statuses = self._exchange_status(WELL, size)
         # The worst status, and of the ranks that have it the first: all ranks name the same one.
         worst, rank = max((status, -number) for number, (status, _) in enumerate(statuses))

@@ -1,4 +1,4 @@
-"""The client halves; importing this package registers all of them: every module in it is imported."""
+"""The client algorithms; importing this package registers all of them: every module in it is imported."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -50,7 +50,7 @@ class CwFedAvgClient:
 
     @property
     def sends(self) -> frozenset[Part]:
-        """The model and the class shares, by which the server weights this site's model for each class."""
+        """The model and the class shares. By these the server weights this site's model for each class."""
         return frozenset({Part.BODY, Part.HEAD, self._shares_part})
 
     def load_global(self, local: FitContext, received: Payload) -> None:
@@ -74,7 +74,7 @@ class CwFedAvgClient:
         return local.update({**model, self._shares_part: {"shares": shares.cpu().numpy()}}, loss=trained.loss)
 
     def dp_cost(self, plan: Plan) -> DpCost:
-        """One training, and noisy class counts, of which WDR's target p is made.
+        """One training, and noisy class counts, which give WDR's target p.
 
         Raises:
             ConfigError: the true shares are mixed by or sent.
@@ -87,7 +87,7 @@ class CwFedAvgClient:
         """The model by class, with this site's true shares; with `layers = "head"` the head by class, and the body."""
         if self.shares != "true":
             raise ConfigError(
-                'cwfedavg with shares = "norms" sends its shares, which a secure aggregation is there to avoid'
+                'cwfedavg with shares = "norms" sends its class shares, which a secure aggregation must hide'
             )
         common, by_class = ((Part.BODY,), (Part.HEAD,)) if self.layers == "head" else ((), (Part.BODY, Part.HEAD))
         return SumForm(common, self.weighting, mixtures=by_class, shares=Part.LABEL_DISTRIBUTION)

@@ -27,8 +27,8 @@ from protofed.client.method import (
 class CwFedAvgPrivateClient:
     """Train the plain mean, as in FedAvg; the site's own model mixes the class heads by its true shares and stays.
 
-    The mixture is never trained: what is sent would otherwise begin where the site's distribution put it, and a server
-    that chose the class heads would read it from there. No WDR is needed.
+    The mixture is never trained. Otherwise what is sent would start where the site's distribution put it, and a server
+    that chose the class heads could read the distribution. No WDR is needed.
     """
 
     declares: ClassVar[Declaration] = Declaration(

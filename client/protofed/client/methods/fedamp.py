@@ -26,7 +26,7 @@ from protofed.client.method import (
 @client_methods.register(fedamp=("sigma",))
 @dataclass(frozen=True)
 class FedAMPClient:
-    """Each site has a model of its own, and is drawn to u_k, the server's mixture of those that are like it."""
+    """Each site has a model of its own, and is drawn to u_k, the server's mixture of similar models."""
 
     declares: ClassVar[Declaration] = Declaration(
         personal="trained",

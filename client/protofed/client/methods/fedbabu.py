@@ -45,7 +45,7 @@ class FedBABUClient:
         load(local.model.head, received[Part.HEAD])
 
     def fit(self, local: FitContext, received: Payload) -> Update:
-        """ClientBodyUpdate; then the site's own model: the received one, all of it trained for tau_f epochs."""
+        """ClientBodyUpdate; then the site's own model: the received model, trained as a whole for tau_f epochs."""
         model = local.model
         self.load_global(local, received)
         with frozen(model.head):

@@ -73,7 +73,9 @@ class FedNHClient:
     def sum_form(self) -> SumForm:
         """Body, scale, and class means."""
         if self.prototypes == "similarity":
-            raise ConfigError('FedNH with prototypes = "similarity" cannot be summed; expected "uniform" or "literal"')
+            raise ConfigError(
+                'FedNH with prototypes = "similarity" cannot be aggregated securely; expected "uniform" or "literal"'
+            )
         means = (Part.BODY,) if self.fixed_scale else (Part.BODY, Part.HEAD)
         return SumForm(means, rows=ClassRows(Part.PROTOTYPES, (Part.PROTOTYPES, "mean")))
 

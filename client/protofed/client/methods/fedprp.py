@@ -102,12 +102,12 @@ class FedPRPClient:
         if self.inter:
             raise ConfigError(
                 f"method.inter = {self.inter:g} compares the images of a batch with each other, and [plan.dp] clips "
-                "what single patients add; set method.inter = 0"
+                "what each patient adds. Set method.inter = 0"
             )
         if self.margins == "learned" and self.compat != "authors":
             raise ConfigError(
-                'method.margins = "learned" trains margins on which, with method.inter = 0, no loss depends, and '
-                '[plan.dp] needs a gradient of all that is trained; set method.margins = "fixed"'
+                'method.margins = "learned" trains margins that no loss uses if method.inter = 0, and [plan.dp] '
+                'needs a gradient of all that is trained. Set method.margins = "fixed"'
             )
         return DpCost((self.head_epochs, plan.epochs), class_releases=1)
 

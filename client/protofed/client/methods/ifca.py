@@ -28,7 +28,7 @@ from protofed.client.method import (
 @client_methods.register(ifca=("clusters",))
 @dataclass(frozen=True)
 class IFCAClient:
-    """Of k models each site trains the one that suits it best, and says which."""
+    """Each site trains the best suited of k models, and says which."""
 
     declares: ClassVar[Declaration] = Declaration(
         personal="trained",

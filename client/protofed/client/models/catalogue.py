@@ -187,11 +187,13 @@ def _of_body(path: Path, expected: Digest) -> Tensors:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"model.pretrained_body: cannot read {path}: {error.strerror}; put the run's pre-trained body there, whose "
-            "digest the recipe names"
+            f"model.pretrained_body: cannot read {path}: {error.strerror}. Put the run's pre-trained body there; "
+            "its digest is in the recipe"
         ) from error
     if (actual := digest(data)) != expected:
-        raise ConfigError(f"model.pretrained_body: {path} has the digest {actual}; expected the file of its name")
+        raise ConfigError(
+            f"model.pretrained_body: {path} has the digest {actual}; expected the digest in the file's name"
+        )
     try:
         tensors = {name.removeprefix(PREFIX): array for name, array in parse(data).items() if name.startswith(PREFIX)}
     except (SafetensorError, KeyError, ValueError) as error:  # KeyError: a dtype that NumPy has not

@@ -149,7 +149,7 @@ def held(module: nn.Module, tensors: Tensors) -> Callable[[Tensor], Tensor]:
 
 
 def choose_start(base: Payload, shares: Tensor) -> Payload:
-    """The model that a site's fit starts from: the one that was sent, or its mixture, if class models alone were.
+    """The model that a site's fit starts from: the model that was sent, or a mixture, if only class models were sent.
 
     Args:
         shares: p [C], of the site.
@@ -213,7 +213,7 @@ def led_by_controls(base: Payload, length: float) -> Payload:
         part, _, name = path.partition(".")
         tensor = led[Part(part)].get(name) if part in led else None
         if tensor is None or tensor.shape != control.shape:
-            raise CodecError(f"control variate '{path}' {list(control.shape)} is of no tensor of the model")
+            raise CodecError(f"control variate '{path}' {list(control.shape)} belongs to no tensor of the model")
         led[Part(part)][name] = np.asarray(tensor - length * control, dtype=tensor.dtype)
     return led
 
@@ -243,7 +243,8 @@ def mixture(models: Tensors, shares: Tensor) -> Payload:
     """sum_j p_j w_j^G, for the site's own p.
 
     Args:
-        models: tensors [R, ...] named `head.weight`, …, and `factors` [C, R], by which R rows make the C class models.
+        models: tensors [R, ...] named `head.weight`, …, and `factors` [C, R], which make the C class models from R
+            rows.
         shares: p [C].
 
     Raises:
@@ -454,7 +455,7 @@ HEADS: Mapping[str, type[MethodHead]] = {"cosine": CosineHead, "nearest": Neares
 
 
 def name_head(head: nn.Module) -> str:
-    """The name by which an exported model has its deployed head: `own`, one of HEADS, or the path of a class."""
+    """The name of the deployed head in an exported model: `own`, one of HEADS, or the path of a class."""
     kind = type(head)
     path = f"{kind.__module__}:{kind.__qualname__}" if isinstance(head, MethodHead) else OWN
     return next((name for name, known in HEADS.items() if known is kind), path)

@@ -1,7 +1,7 @@
 """What the site has decided on runs: files in the state folder, by run.
 
-The daemon records the runs that the server offers, and those that the site's policy approves by itself; `protofed
-client approve` approves one recipe, by its digest; `client deny` and `withdraw` take the site out of a run at once.
+The daemon records the runs that the server offers, and the runs that the site's policy approves by itself. `protofed
+client approve` approves one recipe, by its digest. `client deny` and `withdraw` take the site out of a run at once.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Approvals:
         """
         offer, runs = self._read_offer(check_id("run", run)), [offer.run for offer in self.offers()]
         if offer is None and not runs:
-            problem = "was offered no run yet; start its daemon, or correct --state"
+            problem = "was offered no run yet. Start its daemon, or correct --state"
             raise ConfigError(f"the site of {self._folder.parent} {problem}")
         if offer is None:
             raise unknown("run", run, runs)
@@ -226,7 +226,10 @@ class Approvals:
             StateError: the folder cannot be read, so it may have been.
         """
         if self._is_denied(run):
-            raise WithdrawnError(f"this site has left run {run}: nothing of it is sent; `client approve` takes it back")
+            raise WithdrawnError(
+                f"this site has left run {run} and sends nothing for it. `protofed client approve` lets the site "
+                "take part again"
+            )
 
     def decision(self, offer: Offer) -> tuple[ApprovalStatus, Approval | None]:
         """The status of an offered run for the site's people, and the record that gives it; errors as of `status`."""

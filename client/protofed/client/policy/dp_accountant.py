@@ -1,6 +1,6 @@
 """How much privacy noisy mechanisms cost: epsilon at a delta, by the privacy loss distributions of `dp-accounting`.
 
-Neighbours are data sets of which one has a unit (a patient, or an image) more. All numbers are upper bounds, and none
+Neighbours are two data sets that differ by one unit (a patient, or an image). All numbers are upper bounds, and none
 depends on a site's data: of the same recipe and the same rounds everybody computes the same epsilon.
 
 `dp-accounting` takes 2 s to import, and a composition up to one: both at the first call only.
@@ -94,7 +94,7 @@ def rounds_within(spent: Iterable[NoisySums], per_round: Iterable[NoisySums], bu
 def noise_for(
     spent: Iterable[NoisySums], dp: DpPlan, cost: DpCost, rounds: int, budget: float, delta: float
 ) -> float | None:
-    """The least `noise_multiplier` of a run's steps by which it keeps a budget, rounded up; the rest of the plan stays.
+    """The least `noise_multiplier` of a run's steps that keeps a budget, rounded up; the rest of the plan stays.
 
     None: none is enough; what is spent, or class sums with their own noise, are too much by themselves.
     """

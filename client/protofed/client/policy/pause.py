@@ -63,7 +63,7 @@ class SitePause:
         return pause
 
     def end(self) -> Pause | None:
-        """End the pause; returns the one that was in force.
+        """End the pause, and return it.
 
         Raises:
             StateError: its file cannot be removed.

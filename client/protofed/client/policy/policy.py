@@ -1,4 +1,4 @@
-"""The gate: everything that leaves a site passes its policy. It fails closed: what no rule names stays.
+"""The gate: everything that a site sends passes its policy. It fails closed: what no rule names is not sent.
 
 A policy that may be edited while the daemon runs: read again when its file has changed.
 """
@@ -54,7 +54,7 @@ class Released:
 
     def __post_init__(self, _gate: object) -> None:
         if _gate is not _GATE:
-            raise PolicyViolationError("an update leaves only through Policy.release")
+            raise PolicyViolationError("an update is sent only through Policy.release")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,9 @@ class ReleasedVector:
 
     def __post_init__(self, _gate: object) -> None:
         if _gate is not _GATE:
-            raise PolicyViolationError("numbers leave in a sum only through Policy.release_sum, or release_score_sum")
+            raise PolicyViolationError(
+                "numbers are sent for aggregation only through Policy.release_sum, or release_score_sum"
+            )
 
     def flags(self) -> Array:
         """Which classes are in it, [C] uint64 of 0 and 1."""
@@ -80,7 +82,7 @@ class ReleasedVector:
         """The site's terms of all sums, [N] uint64.
 
         Args:
-            classes: [C] bool, the classes that enough sites hold; None: nothing is summed by class.
+            classes: [C] bool, the classes that enough sites hold; None: nothing is aggregated by class.
 
         Raises:
             SecureAggregationError: as of `SumLayout.words`.
@@ -97,7 +99,7 @@ class ReleasedScores:
 
     def __post_init__(self, _gate: object) -> None:
         if _gate is not _GATE:
-            raise PolicyViolationError("scores leave only through Policy.release_scores")
+            raise PolicyViolationError("scores are sent only through Policy.release_scores")
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class ReleasedTelemetry:
 
     def __post_init__(self, _gate: object) -> None:
         if _gate is not _GATE:
-            raise PolicyViolationError("telemetry leaves only through Policy.release_telemetry")
+            raise PolicyViolationError("telemetry is sent only through Policy.release_telemetry")
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class PolicyOrigin:
 
 @dataclass(frozen=True)
 class Policy:
-    """Decides what may leave this site."""
+    """Decides what this site may send."""
 
     rules: PolicyRules
     origin: PolicyOrigin = field(default=PolicyOrigin(), compare=False)  # a comment more is no other policy
@@ -141,8 +143,8 @@ class Policy:
             raise ConfigError(f"cannot read {path}: {error.strerror}; expected the site's policy") from error
         if version is None:
             raise PolicyViolationError(
-                f"no policy at {path}: a site takes part only under a policy; start from a copy of one that comes with "
-                "protofed (`protofed policies standard > policy.toml`), or name one: `--policy standard`"
+                f"no policy at {path}: a site takes part only under a policy. Start from a copy of a shipped one "
+                "(`protofed policies standard > policy.toml`), or name one: `--policy standard`"
             )
         rules = read_toml(path, PolicyRules)
         if unsent := rules.parts & NOT_ON_THE_WIRE:
@@ -150,18 +152,19 @@ class Policy:
         telling = sorted(filter(tells_of_classes, rules.metrics))
         if rules.hide_class_presence and telling:
             raise ConfigError(
-                f"{path}: metrics: '{telling[0]}' tells which classes the site has, which hide_class_presence = true "
-                "hides; leave only global.* without *.local.* in metrics, or set hide_class_presence = false"
+                f"{path}: metrics: '{telling[0]}' tells which classes the site has, which hide_class_presence = "
+                "true hides. Leave only global.* without *.local.* in metrics, or set hide_class_presence = false"
             )
         if uneven := sorted(filter(answers_about_classes, rules.aggregated_metrics)):
             raise ConfigError(
-                f"{path}: aggregated_metrics: '{uneven[0]}' answers about a site's classes, of models that a server "
-                "chooses, and the sum of three answers tells which they have, or how many of each; remove it"
+                f"{path}: aggregated_metrics: '{uneven[0]}' tells about a site's classes, and the server chooses "
+                "the model. The aggregate over three sites tells which classes they have, or how many examples of "
+                "each. Remove this score"
             )
         if rules.secure == "required" and "none" not in rules.limits.robust:
             raise ConfigError(
-                f'{path}: limits.robust: under secure = "required" the server sees a sum alone, to which no rule '
-                'applies; name "none", too, or set secure = "allowed"'
+                f'{path}: limits.robust: under secure = "required" the server sees only an aggregate, to which no '
+                'rule applies. Name "none", too, or set secure = "allowed"'
             )
         if problem := _beside_noise(rules):
             raise ConfigError(f"{path}: {problem}")
@@ -174,7 +177,7 @@ class Policy:
 
         Args:
             sends: the parts that the method's updates have.
-            form: what of them is summed, in a run with secure aggregation; None: it has none.
+            form: what of them is aggregated, in a run with secure aggregation; None: it has none.
             exchanges: what it moves between single sites.
 
         Raises:
@@ -185,7 +188,7 @@ class Policy:
             raise PolicyRefusedError("methods", f"method '{method}' is not in this site's policy (methods: {allowed})")
         for exchange in sorted(exchanges - self.rules.exchange):
             does = "sends a site models of others" if exchange is Exchange.RECEIVE else "sends a site's model to others"
-            text = f"method '{method}' {does}, which this site's policy does not allow: no '{exchange}' in exchange"
+            text = f"method '{method}' {does}, and this site's policy does not allow this: no '{exchange}' in exchange"
             raise PolicyRefusedError("exchange", text)
         if form is None and sends and self.rules.secure == "required":
             text = "this site sends updates in a secure aggregation only (secure = required), and the run has none"
@@ -216,8 +219,8 @@ class Policy:
             raise PolicyRefusedError("dp", problem)
         if self.rules.dp.unit == "patient" and grouped is False:
             text = (
-                "this site's budget is a patient's, and its images have no groups: name them in the settings "
-                "(data.group_pattern, or a column group), or say dp.unit = 'image' in the policy (dp)"
+                "this site's budget protects patients, and its images have no groups. Name the groups in the "
+                "settings (data.group_pattern, or a column group), or set dp.unit = 'image' in the policy (dp)"
             )
             raise PolicyRefusedError("dp", text)
 
@@ -229,8 +232,9 @@ class Policy:
         """
         if fewest < self.rules.sum_group:
             text = (
-                f"the run's groups are of {fewest} sites or more (federation.sum_group); this site's policy asks for "
-                f"{self.rules.sum_group} (sum_group), so that no difference of sums tells of fewer"
+                f"the run's groups have {fewest} sites or more (federation.sum_group), and this site's policy asks "
+                f"for {self.rules.sum_group} (sum_group). In smaller groups, the difference of two aggregates tells "
+                "about fewer sites"
             )
             raise PolicyRefusedError("sum_group", text)
 
@@ -245,9 +249,9 @@ class Policy:
         requested, least = method.options.get("min_samples_per_class", 1), self.rules.min_samples_per_class
         if isinstance(requested, int) and requested > least:
             text = (
-                f"method.min_samples_per_class = {requested}: under secure aggregation it is this site's policy that "
-                f"says from how many images on a class counts, here {least}; remove it from the recipe, or lower it to "
-                "that (min_samples_per_class)"
+                f"method.min_samples_per_class = {requested}: under secure aggregation this site's policy says how "
+                f"many images a class needs, here {least}. Remove the key from the recipe, or lower it to this "
+                "number (min_samples_per_class)"
             )
             raise PolicyRefusedError("min_samples_per_class", text)
 
@@ -257,7 +261,7 @@ class Policy:
         Under `hide_class_presence` the head has no row a class.
 
         Args:
-            head: tensors of any values, of which the method may send all.
+            head: tensors of any values; the method may send all of them.
             classes: C, of the run.
 
         Raises:
@@ -277,7 +281,7 @@ class Policy:
             PolicyRefusedError: naming the rule; nothing of the update has left.
         """
         if self.rules.secure == "required" and update.payload:
-            raise PolicyRefusedError("secure", "an update leaves only in a secure aggregation (secure = required)")
+            raise PolicyRefusedError("secure", "an update is sent only in a secure aggregation (secure = required)")
         update_checks.check(self.rules, update.payload, context)
         leaving = update_checks.withhold(self.rules, update.payload, context)
         # Sizes last: withheld rows do not count.
@@ -300,8 +304,8 @@ class Policy:
     def release_sum(self, update: Update, layout: SumLayout, context: GateContext | None = None) -> ReleasedVector:
         """Check an update, remove what the rules demand, and let the rest into a secure aggregation.
 
-        Rules about what tells the site's classes do not hold in it, and the shares by which it mixes leave in no other
-        way; all others do.
+        Rules about what tells the site's classes do not hold in it; all others do. The shares that a site mixes by are
+        sent in no other way.
 
         Raises:
             PolicyRefusedError: as of `release`.
@@ -319,11 +323,12 @@ class Policy:
         return ReleasedVector(layout, replace(update, payload=leaving, metrics={}, weight=weight), _GATE)
 
     def release_score_sum(self, scores: Scores, names: Sequence[str], *, noisy: bool = False) -> ReleasedVector:
-        """Let those of a site's own scores into a secure aggregation that the policy names, be it only for sums.
+        """Release a site's own scores into a secure aggregation, if the policy names them, even if only in
+        `aggregated_metrics`.
 
         Args:
-            names: rows of the sum, of which some may be other than the site's own.
-            noisy: the run has `[plan.dp]`: scores have no noise, so none is summed.
+            names: rows of the sum; some may not be the site's own.
+            noisy: the run has `[plan.dp]`: scores have no noise, so none is aggregated.
         """
         rules, private = self.rules, noisy or self.rules.dp is not None
         own = {name: value for name, value in scores.items() if is_own(name) and not private}
@@ -373,9 +378,9 @@ def _shared_with_few(budget: PrivacyBudget, recipe: Recipe) -> str:
     if shared_by is None or (least := shared_by + budget.colluders) <= recipe.federation.sum_group:
         return ""
     return (
-        f"plan.dp.shared_by = {shared_by} of federation.sum_group = {recipe.federation.sum_group} sites: this site "
-        f"reckons with {budget.colluders} of them working with the server, whose noise hides nothing; expected "
-        f"sum_group of {least} or more, or a smaller shared_by (dp.colluders)"
+        f"plan.dp.shared_by = {shared_by} with federation.sum_group = {recipe.federation.sum_group}: this site "
+        f"assumes that {budget.colluders} of these sites work with the server, whose noise then hides nothing. "
+        f"Expected sum_group of {least} or more, or a smaller shared_by (dp.colluders)"
     )
 
 
@@ -384,7 +389,7 @@ def _beside_noise(rules: PolicyRules) -> str:
     if rules.dp is None:
         return ""
     if rules.example_count:
-        return "example_count = true lets out a number without noise, which dp does not allow; set it to false"
+        return "example_count = true sends a number without noise, which dp does not allow; set it to false"
     if telling := sorted(rules.telemetry & TELLING_OF_COUNTS):
         return f"telemetry: '{telling[0]}' tells roughly how many images there are, which dp hides; remove it"
     return ""
@@ -470,7 +475,7 @@ class PolicyFile:
 def _warn_of_own_scores(rules: PolicyRules) -> None:
     if own := sorted(filter(is_own, rules.metrics)):
         log.warning(
-            "the policy releases the site's own scores: a server can compute its label counts from them: for public "
-            "data only; take them out of metrics otherwise",
+            "the policy releases the site's own scores. A server can compute the site's label counts from them. "
+            "Release own scores for public data only; else remove them from metrics",
             scores=own,
         )

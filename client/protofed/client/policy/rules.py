@@ -38,9 +38,9 @@ DAYS = tuple(Day)
 class Window(StrictModel):
     """A daily window of time, which may last over midnight."""
 
-    days: Annotated[frozenset[Day], Field(min_length=1)] = frozenset(DAYS)  # on which it begins
-    begins: Annotated[time, Field(alias="from")]  # 20:00, in UTC
-    until: time  # likewise; not later than `from`: of the next day
+    days: Annotated[frozenset[Day], Field(min_length=1)] = frozenset(DAYS)  # days on which the window begins
+    begins: Annotated[time, Field(alias="from")]  # when the window begins, as 20:00, in UTC
+    until: time  # when the window ends, in UTC; if not later than `from`: on the next day
 
     @field_validator("begins", "until")
     @classmethod
@@ -102,37 +102,37 @@ class Limits(StrictModel):
 
     models: frozenset[str] = frozenset(
         {"digits-cnn", "conv2cifar", "fedavg-cnn", "simple-cnn", "resnet18", "resnet50"}
-    )  # architectures that runs may train, beside plug-ins that `plugins` names; an mlp gives images away most easily
-    max_width: AtLeast1 = 1024  # largest number among the model's options: units of a layer
+    )  # architectures that runs may train, besides those in `plugins`; an mlp's updates reveal images most easily
+    max_width: AtLeast1 = 1024  # largest number among the model's options, such as units of a layer
     # Of few features a head learns hardly more than the label shares: sums over three sites told the shares of each.
     min_features_per_class: AtLeast0 = 1.0  # least number of features that the head reads, for each of the classes
     sides: Bounds = (8, 1024)  # least and most height and width of images, in pixels
-    min_std: AtLeast0 = 0.05  # least std of the input; std at most 1, mean from 0 to 1: else inputs blow up or vanish
+    min_std: AtLeast0 = 0.05  # least input.std; then input.std is at most 1, and input.mean from 0 to 1; 0: any
     # Images that a window or a crop made all alike: what a fit then learns of them is how many there are of each label.
     min_contrast: AtLeast0 = 0.03  # least typical difference of two training images: root mean square, pixels in 0..1
     batches: Bounds = (8, 256)  # least and most batch_size
     # Of a loss adjusted by class frequencies the head's rows of absent classes stay where they are, and the others tell
     # the more of shares, the larger tau. Where few images make half of an epoch, the movement is that of these images.
-    losses: frozenset[LocalLoss] = frozenset({"cross-entropy"})  # of class logits, that runs may train by
+    losses: frozenset[LocalLoss] = frozenset({"cross-entropy"})  # losses of class logits that runs may train with
     samplings: frozenset[Sampling] = frozenset({"shuffled"})  # ways in which runs may draw examples
     # Without "none" a site takes part only where no single other site can move the model at will.
-    robust: frozenset[Robust] = frozenset(get_args(Robust))  # rules that updates may be aggregated by
-    epochs: AtLeast1 = 20  # most, in a round
-    lr: Above0 = 0.5  # most
-    weight_decay: AtLeast0 = 0.01  # most
-    rounds: AtLeast1 = 1000  # most
+    robust: frozenset[Robust] = frozenset(get_args(Robust))  # values of federation.robust that runs may have
+    epochs: AtLeast1 = 20  # most epochs in a round
+    lr: Above0 = 0.5  # largest plan.lr
+    weight_decay: AtLeast0 = 0.01  # largest plan.weight_decay
+    rounds: AtLeast1 = 1000  # most rounds of a run
     steps: AtLeast1 = 2  # least optimizer steps of an epoch on this site's training examples
     # Least movement of a fit: its learning rates, summed over all steps. With almost none, the update of a head is the
     # label shares times a constant.
     min_step_sum: AtLeast0 = 1.0  # least sum of learning rates over a fit's steps, where head or prototypes are sent
     min_grad_norm: AtLeast0 = 1.0  # least max_grad_norm, if the recipe has one
     max_method_number: Annotated[float, Field(ge=1)] = 1e3  # largest number among the method's options, and its inverse
-    min_cohort: AtLeast1 = 2  # least number of sites whose updates a round aggregates, as the server announces it
-    tasks_per_day: AtLeast1 = 1000  # fits and first models, from 00:00 UTC on
-    scorings_per_day: AtLeast1 = 1000  # likewise, scorings
-    recipes: frozenset[RecipeDigest] = frozenset()  # digests of the only recipes that may run; empty: any
-    check_base: bool = True  # refuse models to start from that no honest server sends
-    max_base_change: Above0 = 3.0  # most movement of that model since the site last saw it, relative to its norm
+    min_cohort: AtLeast1 = 2  # least number of sites in a round's aggregate, as the server announces it
+    tasks_per_day: AtLeast1 = 1000  # most fits and first models in a day, which begins at 00:00 UTC
+    scorings_per_day: AtLeast1 = 1000  # most scorings in a day, which begins at 00:00 UTC
+    recipes: frozenset[RecipeDigest] = frozenset()  # digests of the recipes that may run; empty: any recipe
+    check_base: bool = True  # refuse a received model that no honest server sends
+    max_base_change: Above0 = 3.0  # most change of the received model since the site last saw it, relative to its norm
     max_rollback_rounds: Annotated[int, Field(ge=0)] = 5  # most rounds that a run may go back
 
 
@@ -173,49 +173,57 @@ Megabytes = Annotated[float, Field(gt=0)]
 class PrivacyBudget(StrictModel):
     """What all runs on the site's data together may tell of one unit: (epsilon, delta)-differential privacy."""
 
-    epsilon: Annotated[float, Field(gt=0, le=1000)]  # most, over all rounds of all runs
-    delta: Annotated[float, Field(ge=1e-12, le=1e-2)]  # chance that it is more: far below 1 / number of units
+    epsilon: Annotated[float, Field(gt=0, le=1000)]  # most epsilon over all rounds of all runs
+    delta: Annotated[float, Field(ge=1e-12, le=1e-2)]  # delta of the guarantee: far below 1 / number of units
     unit: Literal["patient", "image"]  # whom it protects; patient: the site's data must have groups
-    colluders: Annotated[int, Field(ge=0, le=MAX_SECURE_SITES)] = 1  # sites of a sum whose noise the server may know
+    colluders: Annotated[int, Field(ge=0, le=MAX_SECURE_SITES)] = (
+        1  # sites of an aggregation that may tell the server their noise
+    )
 
 
 class PolicyRules(StrictModel):
     """Lists of names are complete: there is no "all", and an empty one allows nothing."""
 
     methods: frozenset[str]  # names of the methods that runs may use
-    parts: frozenset[Part]  # parts of updates that may leave
+    parts: frozenset[Part]  # parts of updates that may be sent
     exchange: frozenset[Exchange] = frozenset()  # models of single sites: "receive" those of others, "share" its own
-    metrics: frozenset[str] = frozenset()  # scores that may leave, without a class's number; own ones tell label counts
+    metrics: frozenset[str] = (
+        frozenset()
+    )  # scores that may be sent, without a class's number; own ones tell label counts
     telemetry: frozenset[Telemetry] = frozenset()  # numbers of the site's machine that heartbeats may contain
-    plugins: frozenset[str] = frozenset()  # code outside of protofed that a run may name, as `protofed.common.plugins`
-    dtypes: frozenset[DType] = frozenset({"float32", "int64"})  # of tensors that may leave
-    max_tensor_mb: Megabytes = 256.0  # of one tensor, in 10^6 bytes
-    max_update_mb: Megabytes = 1024.0  # of one update, in 10^6 bytes
+    plugins: frozenset[str] = frozenset()  # plug-ins that a run may name: code from outside protofed
+    dtypes: frozenset[DType] = frozenset({"float32", "int64"})  # dtypes of tensors that may be sent
+    max_tensor_mb: Megabytes = 256.0  # largest size of one tensor, in 10^6 bytes
+    max_update_mb: Megabytes = 1024.0  # largest size of one update, in 10^6 bytes
     example_count: bool = False  # whether the total number of examples may be sent
-    class_distribution_estimate: bool = False  # whether part class-shares may leave, if `parts` names it, too
+    class_distribution_estimate: bool = False  # whether part class-shares may be sent, if `parts` names it, too
     min_samples_per_class: Annotated[int, Field(ge=1)] = 10  # a class with fewer examples counts as absent
-    min_images_per_unit: Annotated[int, Field(ge=1)] = 4  # a unit that fewer images activate leaves as it was received
+    min_images_per_unit: Annotated[int, Field(ge=1)] = 4  # a unit that fewer images activate is sent as it was received
     hide_class_presence: bool = (
-        False  # what tells of classes, as all that is trained does, leaves only in a secure aggregation
+        False  # what tells the site's classes, as everything trained does, is sent only in a secure aggregation
     )
     secure: Literal["allowed", "required"] = (
-        "allowed"  # required: all but the first model leaves only in a secure aggregation
+        "allowed"  # required: everything but the first model is sent only in a secure aggregation
     )
-    partners: Literal["confirmed", "first-use"] = "confirmed"  # with whom the site is summed: see `_confirms`
-    sum_group: Annotated[int, Field(ge=1, le=MAX_SECURE_SITES)] = 3  # least sites of its group, summed together or not
-    aggregated_metrics: frozenset[str] = frozenset()  # own scores sent in a sum of three sites or more, as `metrics`
-    batch_order: Literal["secret", "recipe"] = "secret"  # what draws batches; the server knows the recipe
+    partners: Literal["confirmed", "first-use"] = (
+        "confirmed"  # confirmed: only sites of the list that a person here confirmed; first-use: any with a certificate
+    )
+    sum_group: Annotated[int, Field(ge=1, le=MAX_SECURE_SITES)] = (
+        3  # least sites in this site's group, which is aggregated whole or not
+    )
+    aggregated_metrics: frozenset[str] = frozenset()  # own scores that may be sent in a secure aggregation
+    batch_order: Literal["secret", "recipe"] = "secret"  # seed of the batches; the server knows the recipe's
     approval: Literal["automatic", "manual"] = "automatic"  # manual: each run needs `protofed client approve`
-    dp: PrivacyBudget | None = None  # runs must have noise (plan.dp), and end for this site where the budget does
+    dp: PrivacyBudget | None = None  # runs must have noise (plan.dp); the site stops when this budget is spent
     schedule: tuple[Window, ...] = ()  # when tasks are taken, in UTC; none: always
-    limits: Limits = Limits()  # what a server may ask
+    limits: Limits = Limits()  # limits on what a server may ask
 
     @model_validator(mode="after")
     def _confirms(self) -> PolicyRules:
         if self.secure == "required" and self.partners == "first-use":
             raise ValueError(
-                'partners = "first-use" lets whoever signs certificates invent the partners of this site, and read its '
-                'update out of a sum: with secure = "required" it must be "confirmed"'
+                'with partners = "first-use", whoever signs certificates can invent this site\'s partners, and then '
+                'read its update out of an aggregate. With secure = "required", set partners = "confirmed"'
             )
         return self
 
@@ -257,21 +265,29 @@ def discloses(name: str) -> str:
 
 
 _BY_NAME = {
-    "loss": "The mean over the site's own training examples: with models that a server chooses for it, how many "
+    "loss": "The mean over the site's own training examples. A server that chooses the models can compute how many "
     "examples of each class the site has.",
-    "personal.pm_l": "It weighs each class by its frequency at the site: over some rounds, exactly how many examples "
-    "of each class the site has.",
-    "personal.pm_v": "The mean over the classes that the site has: which classes these are.",
+    "personal.pm_l": "It weighs each class by its frequency at the site. Over some rounds it tells exactly how many "
+    "examples of each class the site has.",
+    "personal.pm_v": "The mean over the classes that the site has. It tells which classes these are.",
 }
 _BY_LOCAL_SCORE = {
-    "accuracy": "k right answers of m: how many examples the site's own test set has; over some rounds, how many of "
-    "each class.",
-    "recall": "One fraction k/m a class: which classes the site's own test set has, and how many examples of each.",
+    "accuracy": "k right answers of m. It tells how many examples the site's own test set has and, over some rounds, "
+    "how many of each class.",
+    "recall": "One fraction k/m for each class. It tells which classes the site's own test set has, and how many "
+    "examples of each.",
 }
-_TRAINING = "A number of a plug-in's own, computed on the site's training examples: its author knows what it tells."
-_LOCAL = "Taken over the site's own test set: which classes it has; over some rounds, how many examples of each."
-_PERSONAL = "How well the site's own model knows each class: which classes the site has, and which are common there."
+_TRAINING = (
+    "A number of a plug-in's own, computed on the site's training examples. Only its author knows what it tells."
+)
+_LOCAL = (
+    "Taken over the site's own test set. It tells which classes this set has and, over some rounds, how many "
+    "examples of each."
+)
+_PERSONAL = (
+    "How well the site's own model knows each class. It tells which classes the site has, and which are common there."
+)
 _GLOBAL = (
-    "How many examples of each class the evaluator's test set has, which all may know; nothing of what a site trains "
-    "on, unless that test set was held out of it."
+    "How many examples of each class the evaluator's test set has, which is public. It tells nothing about a "
+    "site's training examples, unless the test set was held out of them."
 )

@@ -72,7 +72,7 @@ def admit(recipe: Recipe, limits: Limits, facts: RunFacts) -> None:
 
     Raises:
         PolicyRefusedError: naming the first rule that it breaks. The text may follow from the site's number of
-            examples: it must not leave the site.
+            examples: it must not be sent.
     """
     for check in checks(recipe, limits, facts):
         if not check.holds:
@@ -154,7 +154,7 @@ def _input(images: Input, limits: Limits) -> Iterator[LimitCheck]:
 
 def _contrast(limits: Limits, facts: RunFacts) -> Iterator[LimitCheck]:
     if facts.contrast is not None and facts.sends:  # of what sends nothing, nothing can be learnt
-        requested = f"an input by which two training images here differ by {facts.contrast:.3g}"
+        requested = f"an input with a typical difference of {facts.contrast:.3g} between two training images here"
         holds = facts.contrast >= limits.min_contrast
         yield LimitCheck("min_contrast", requested, f"at least {limits.min_contrast:g}", holds)
 
@@ -210,8 +210,8 @@ def _movement(recipe: Recipe, limits: Limits, facts: RunFacts) -> Iterator[Limit
         return
     moved = step_sum(plan, steps * plan.epochs, plan.lowest_rate(recipe.rounds))
     requested = (
-        f"learning rates that add up to {moved:.3g} over {steps * plan.epochs} steps of a fit here, in the round of "
-        "the lowest rate"
+        f"learning rates that add up to {moved:.3g} over {steps * plan.epochs} steps of a fit here, in the round "
+        "with the lowest rate"
     )
     yield LimitCheck("min_step_sum", requested, f"at least {limits.min_step_sum:g}", moved >= limits.min_step_sum)
 
@@ -231,7 +231,7 @@ def _server(limits: Limits, facts: RunFacts) -> Iterator[LimitCheck]:
         yield LimitCheck("min_cohort", requested, allowed, facts.cohort >= limits.min_cohort)
     allowed = ", ".join(short(pinned) for pinned in sorted(limits.recipes)) or "any recipe"
     holds = not limits.recipes or facts.digest in limits.recipes
-    yield LimitCheck("recipes", f"a recipe of digest {short(facts.digest)}", allowed, holds)
+    yield LimitCheck("recipes", f"a recipe with digest {short(facts.digest)}", allowed, holds)
 
 
 def _numbers(value: object, name: str = "") -> Iterator[tuple[str, float]]:

@@ -30,8 +30,8 @@ _TELLING = {
 TELLS_STEPS = frozenset({Part.STEPS, Part.CONTROL})
 SECURE_RUN = "ask for a run with federation.secure = true"
 _ONLY_IN_A_SUM = (
-    f"which tells of this site's classes: it is sent in a secure aggregation only (hide_class_presence): {SECURE_RUN}, "
-    "or decide that the server may know them, and set hide_class_presence = false"
+    "which tells this site's classes. The site sends it only in a secure aggregation (hide_class_presence): "
+    f"{SECURE_RUN}. Or set hide_class_presence = false, if the server may know the classes"
 )
 
 
@@ -106,15 +106,15 @@ def check_class_revealing(rules: PolicyRules, payload: Payload, _: GateContext |
 def refusal_of_part(rules: PolicyRules, part: Part) -> tuple[str, str] | None:
     """The rule that refuses a part although `parts` names it, and the reason; None: no rule does."""
     if part is Part.CLASS_SHARES and not rules.class_distribution_estimate:
-        reason = "is an estimate of the class distribution, which this site's policy does not let out"
+        reason = "is an estimate of the class distribution, which this site's policy does not release"
         return "class_distribution_estimate", f"part '{part}' {reason} (class_distribution_estimate)"
     if part in FROM_THE_SERVER:
-        return "parts", f"part '{part}' is a server's: no site sends it (parts)"
+        return "parts", f"part '{part}' comes from the server: no site sends it (parts)"
     if part in TELLS_STEPS and not rules.example_count:
-        reason = "tells about how many examples this site has, which its policy does not let out"
+        reason = "tells roughly how many examples this site has, which its policy does not release"
         return "example_count", f"part '{part}' {reason} (example_count)"
     if rules.hide_class_presence and part in BY_CLASS:
-        return "hide_class_presence", f"part '{part}' has a row a class, {_ONLY_IN_A_SUM}"
+        return "hide_class_presence", f"part '{part}' has a row for each class, {_ONLY_IN_A_SUM}"
     if rules.hide_class_presence and part in _TELLING:
         return "hide_class_presence", f"part '{part}' {_TELLING[part]}, {_ONLY_IN_A_SUM}"
     return None
@@ -139,7 +139,7 @@ def check_head_rows(rules: PolicyRules, head: Tensors, classes: int) -> None:
     for name in sorted(head):
         if classes in head[name].shape:
             path = f"{Part.HEAD}/{name}"
-            text = f"{path} {list(head[name].shape)} has a row a class, {_ONLY_IN_A_SUM}"
+            text = f"{path} {list(head[name].shape)} has a row for each class, {_ONLY_IN_A_SUM}"
             raise PolicyRefusedError("hide_class_presence", text, path)
 
 
@@ -149,7 +149,7 @@ def check_dtypes(rules: PolicyRules, payload: Payload, _: GateContext | None) ->
         if dtype_name(tensor.dtype) not in rules.dtypes:
             path, allowed = f"{part}/{name}", ", ".join(sorted(rules.dtypes)) or "none"
             raise PolicyRefusedError(
-                "dtypes", f"{path} is {tensor.dtype.name}; this site's policy lets out {allowed} (dtypes)", path
+                "dtypes", f"{path} is {tensor.dtype.name}; this site's policy releases {allowed} (dtypes)", path
             )
 
 
@@ -240,7 +240,7 @@ def _rows(part: Part, tensors: Tensors, classes: int) -> dict[int, Array]:
 def _has_class_shape(part: Part, numbers: Array, present: Array) -> bool:
     """True, or PolicyRefusedError."""
     if numbers.shape != present.shape:
-        shapes = f"{list(numbers.shape)}: expected {list(present.shape)}, a number a class"
+        shapes = f"{list(numbers.shape)}: expected {list(present.shape)}, one number for each class"
         raise PolicyRefusedError("min_samples_per_class", f"{part} is {shapes}", part)
     return True
 
@@ -252,7 +252,7 @@ def _present(rules: PolicyRules, context: GateContext) -> Array:
 
 def _require(context: GateContext | None, rule: str) -> GateContext:
     if context is None:
-        raise PolicyRefusedError(rule, f"the gate does not know the site's classes, so no class may leave ({rule})")
+        raise PolicyRefusedError(rule, f"the gate does not know the site's classes, so it releases no class ({rule})")
     return context
 
 

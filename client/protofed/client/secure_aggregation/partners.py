@@ -1,9 +1,9 @@
-"""What a site takes into a secure aggregation: its identity, its promises, and whom it lets itself be summed with.
+"""What a site takes into a secure aggregation: its identity, its promises, and its partners.
 
 The identity is an Ed25519 key in the state folder, which partners confirm. A confirmed list of partners is the only
-door wherever there is one, and wherever the policy says `partners = "confirmed"`. Else a site's identity is believed on
-first use, if its certificate endorses it, and another one is refused from then on: that trusts whoever signs
-certificates.
+door wherever there is one, and wherever the policy says `partners = "confirmed"`. Otherwise a site's identity is
+believed on first use, if its certificate endorses it. Another identity is refused from then on. This trusts whoever
+signs certificates.
 """
 
 from __future__ import annotations
@@ -144,7 +144,10 @@ def load_or_create_identity(folder: Path) -> Ed25519PrivateKey:
         identity = Ed25519PrivateKey.generate()
         files.write(path, identity.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
         code = certificate.code(fingerprint(identity.public_key().public_bytes_raw()))
-        why = "new in this state folder: if partners have confirmed another one of this site's, they need a new list"
+        why = (
+            "this state folder has a new identity. If partners have confirmed an earlier identity of this site, "
+            "they need a new list"
+        )
         log.info("identity for secure aggregation made", code=code, folder=str(folder), why=why)
     return load_identity(folder)
 
@@ -159,13 +162,13 @@ def load_identity(folder: Path) -> Ed25519PrivateKey:
     try:
         key = load_pem_private_key(path.read_bytes(), None)
     except OSError as error:
-        raise StateError(f"cannot read {path}: {error.strerror}; let this daemon's user own it") from error
+        raise StateError(f"cannot read {path}: {error.strerror}; make this daemon's user its owner") from error
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, Ed25519PrivateKey):
         raise StateError(
-            f"{path} holds no Ed25519 key; restore it, or remove it to have another one, for which all partners must "
-            "then confirm a new list (`protofed consortium --offer`)"
+            f"{path} holds no Ed25519 key. Restore it. Or remove it: the daemon then makes a new one, and all "
+            "partners must confirm a new list (`protofed consortium --offer`)"
         )
     return key
 
@@ -223,7 +226,7 @@ class Partners:
         """The list that a person here confirmed; None: none.
 
         Raises:
-            StateError: the file is damaged: without it the site could be summed with anybody.
+            StateError: the file is damaged. Without it anybody could be aggregated with this site.
         """
         return self._read(CONFIRMED, _CONFIRMED)
 
@@ -261,10 +264,10 @@ class Partners:
         try:
             offered = consortium.read(document)
         except ConfigError as error:
-            log.error("the server offers a list of partners that is none", why=str(error))
+            log.error("the server offers a list of partners that cannot be read", why=str(error))
             return
         files.write(path, document.encode())
-        why = f"it waits for a person here: ask whether it is yours, and {CONFIRM}"
+        why = f"it waits for a person here. Ask whether it is yours, and {CONFIRM}"
         log.info("the server offers a list of partners", number=offered.number, digest=offered.digest, why=why)
 
     def problem(self, *, required: bool) -> str:
@@ -279,12 +282,15 @@ class Partners:
         confirmed, offered = self.confirmed(), self.offered()
         if offered is None and confirmed is None:
             return (
-                f"no list of partners is confirmed here, and the server offers none yet; then {CONFIRM}"
+                f"no list of partners is confirmed here, and the server offers none yet. Once it does, {CONFIRM}"
                 if required
                 else ""
             )
         if offered is None:
-            return "the server offers no list of partners any more: the coordinator offers a new one"
+            return (
+                "the server offers no list of partners any more. Ask the coordinator for a new one (`protofed "
+                "consortium --offer`)"
+            )
         if confirmed is None:
             return f"list {offered.number} of partners waits for a person here: {CONFIRM}"
         before, number = confirmed.consortium, offered.number
@@ -318,26 +324,28 @@ class Partners:
         offered, confirmed = self.offered(), self.confirmed()
         if offered is None:
             raise ConfigError(
-                "the server has offered no list of partners to this daemon: the coordinator makes one with `protofed "
-                "consortium --offer` once all daemons have started; this one must run, to be given it"
+                "the server has offered no list of partners to this daemon. The coordinator makes one with "
+                "`protofed consortium --offer` once all daemons have started. This daemon must run to receive it"
             )
         before = None if confirmed is None else confirmed.consortium
         if before is not None and offered.number <= before.number and offered != before:
             raise ConfigError(
-                f"the server offers list {offered.number}; list {before.number} was confirmed here, and no site goes "
-                "back: the coordinator offers a new one with `protofed consortium --offer`"
+                f"the server offers list {offered.number}, and a person here confirmed list {before.number}. No "
+                "site goes back to an earlier list. Ask the coordinator for a new one (`protofed consortium "
+                "--offer`)"
             )
         if own not in offered.identities.values():
             raise ConfigError(
-                f"list {offered.number} is without this site's key. If another key stands in this site's name, "
-                "somebody stands in for this site: do not confirm it, and tell the other hospitals. If this folder "
-                "is new, the coordinator offers a new list (`protofed consortium --offer`)"
+                f"list {offered.number} does not have this site's key. If it has another key under this site's "
+                "name, somebody may pose as this site: do not confirm the list, and tell the other hospitals. If "
+                "this state folder is new, the coordinator offers a new list (`protofed consortium --offer`)"
             )
         if differs := offered.differences(code):
             raise ConfigError(
                 f"this is not the code of list {offered.number}, which the server offers here: group "
-                f"{', '.join(map(str, differs))} of four differs. The code was misread, or two hospitals were shown "
-                "two lists. Read it out again, and confirm nothing before all hospitals have the same code"
+                f"{', '.join(map(str, differs))} of four differs. Either the code was misread, or the server showed "
+                "two hospitals two lists. Read it out again. Confirm nothing before all hospitals have the same "
+                "code"
             )
         return offered
 
@@ -350,7 +358,7 @@ class Partners:
             required: the policy asks for a confirmed list.
 
         Raises:
-            SecureAggregationError: one is not whom this site lets itself be summed with.
+            SecureAggregationError: one is not a partner of this site.
             StateError: a file cannot be read or written.
         """
         confirmed, adverts = self.confirmed(), list(adverts)
@@ -388,14 +396,14 @@ def _check_partners(listed: Consortium, own: tuple[SiteId, str], adverts: Iterab
     for site, identity in met.items():
         if site not in listed.identities:
             raise SecureAggregationError(
-                "no-partner", f"{site} is not in list {listed.number}, which was confirmed here"
+                "no-partner", f"{site} is not in list {listed.number}, which a person here confirmed"
             )
         if listed.identities[site] != identity:
             raise SecureAggregationError(
                 "changed-identity",
-                f"{site} has another identity than list {listed.number} says, which was confirmed here: its state "
-                "folder is new, or somebody stands in for it; a new identity takes a new list (`protofed consortium "
-                "offer`)",
+                f"{site} has another identity than list {listed.number} says, which a person here confirmed. Either "
+                "its state folder is new, or somebody poses as this site. A new identity needs a new list "
+                "(`protofed consortium --offer`)",
             )
 
 
@@ -410,12 +418,12 @@ def _is_known(known: Pins, advert: KeyAdvert) -> bool:
     if met.identity != advert.identity.hex():
         raise SecureAggregationError(
             "changed-identity",
-            f"{advert.site} has another identity than when it was first met here, {met.at}: its state folder is new, "
-            "or somebody stands in for it. Let all sites confirm a list (`protofed consortium --offer`), or, with "
-            f"public data, remove {MET} from the state folder",
+            f"{advert.site} has another identity than on {met.at}, when this site first met it. Either its state "
+            "folder is new, or somebody poses as it. Let all sites confirm a list (`protofed consortium --offer`). "
+            f"With public data, you may instead remove {MET} from the state folder",
         )
     return True
 
 
 def _unreadable(path: Path, why: str) -> StateError:
-    return StateError(f"{path} cannot be read ({why}); restore it, or remove it and confirm the partners anew")
+    return StateError(f"{path} cannot be read ({why}). Restore it, or remove it and confirm the partners again")

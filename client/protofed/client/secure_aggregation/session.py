@@ -1,8 +1,8 @@
 """One site's part in one sum, as pure functions: what it knows and was sent, in; what it knows then and sends, out.
 
-A site promises each thing once: one advert, one roster, one vector, one set of survivors. Whatever would be a second
-one is refused, since two of them with the same masks, or two openings, tell the server what one does not. The session
-is stored before anything of a step is sent, so that a daemon that was killed sends the same bytes again.
+A site promises each thing once: one advert, one roster, one vector, one set of survivors. A second one of anything is
+refused: two of them with the same masks, or two decryptions, tell the server what one does not. The session is stored
+before anything of a step is sent, so that a daemon that was killed sends the same bytes again.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class Session:
         root: of all its secrets for this sum.
         advert: its own.
         roster: RosterMessage that it was sent first.
-        group: its own of it, the only one in which it is summed, but alone.
+        group: its own in the roster, the only one that it is aggregated in, except alone.
         dealt: SharesMessage that it sends; shares are drawn at random, so a second drawing would be others.
         kept: its own shares of its own seeds.
         delivered: SharesMessage that it was sent first.
         sent: by vector, the digest of what it sends: a second one under the same masks would show the difference.
         survivors: by vector, the only set that it signs, and reveals shares for.
-        revealed: vectors of which it has revealed shares.
-        scores: what is summed, of a sum of scores: a daemon that was killed must not take them anew.
+        revealed: vectors whose shares it has revealed.
+        scores: what is aggregated, of a sum of scores: a daemon that was killed must not compute them again.
         noise_std: of what the site adds to each number, where noise is shared; it follows from the model, too.
     """
 
@@ -120,7 +120,8 @@ def check_same(session: Session, context: SumContext) -> None:
         what = "model" if session.base != context.base else "recipe, or other vectors,"
         raise SecureAggregationError(
             "other-base",
-            f"the sum of round {session.round}, attempt {session.attempt} began from another {what} than this one",
+            f"the secure aggregation of round {session.round}, attempt {session.attempt} started with another "
+            f"{what} than this site has",
         )
 
 
@@ -145,15 +146,17 @@ def share(
     """
     if session.roster:
         if _message(blob, RosterMessage) != _message(session.roster, RosterMessage):
-            raise SecureAggregationError("second-roster", "the server sent a second, other roster for the same sum")
+            raise SecureAggregationError(
+                "second-roster", "the server sent a second, different roster for the same secure aggregation"
+            )
         return session, codec.decode(session.dealt)
     message = _message(blob, RosterMessage)
     adverts = message.adverts
     own = [advert for advert in adverts if advert.site == session.site]
     if not own:
-        raise SecureAggregationError("not-in-roster", "the roster is without this site, which sent its keys")
+        raise SecureAggregationError("not-in-roster", "the roster lacks this site, which sent its keys")
     if own != [_message(session.advert, KeyAdvert)]:
-        raise SecureAggregationError("replaced-keys", "the roster has other keys in this site's name than it sent")
+        raise SecureAggregationError("replaced-keys", "the roster has other keys for this site than the site sent")
     roster = Roster(session.context, adverts, message.groups)
     check_own(roster.groups, session.site, pinned, fewest)
     roster.check_signatures()
@@ -194,9 +197,7 @@ def open_flags(session: Session, blob: Buffer, flags: Array, fewest: int) -> Arr
     message, masks = _message(blob, ContributorsMessage), _masks(session, Vector.CONTRIBUTORS)
     agreed = session.survivors.get(Vector.CONTRIBUTORS)
     if agreed is None or tuple(message.vectors) != agreed:
-        raise SecureAggregationError(
-            "second-survivors", "the flags are not those of the sites that this site agreed to"
-        )
+        raise SecureAggregationError("second-survivors", "the flags come from other sites than this site agreed to")
     _sends(session, Vector.CONTRIBUTORS, masking.masked(masks, session.secrets, flags))
     counts = masking.counted(masks, agreed, message.vectors, message.signatures, message.seeds)
     return np.asarray(counts >= max(fewest, 2))
@@ -256,26 +257,29 @@ def reveal(
 
 def _agreed(session: Session, sites: tuple[SiteId, ...], vector: Vector, before: Sequence[SiteId] | None) -> Session:
     if vector not in session.sent:
-        raise SecureAggregationError("out-of-order", f"survivors are asked for before this site sent its {vector}")
+        raise SecureAggregationError(
+            "out-of-order", f"the server asks for the survivors before this site sent its {vector}"
+        )
     masks = _masks(session, vector)
     masking.check_survivors(masks, sites)
     if session.survivors.get(vector, sites) != sites:
         raise SecureAggregationError(
-            "second-survivors", "the server named a second, other set of survivors for the same sum"
+            "second-survivors",
+            "the server named a second, different set of survivors for the same secure aggregation",
         )
     if session.site not in sites:
-        raise SecureAggregationError("other-survivors", "this site is not among the survivors that it is to sign")
+        raise SecureAggregationError("other-survivors", "the server asks this site to sign survivors without this site")
     if vector is Vector.VALUES and Vector.CONTRIBUTORS in session.vectors and sites != masks.included:
         raise SecureAggregationError(
             "other-survivors",
-            f"the contributors were counted among {', '.join(masks.included)}: the sum of fewer sites could be the "
-            "row of one",
+            f"the contributors were counted among {', '.join(masks.included)}. An aggregate over fewer sites could "
+            "show the row of one site",
         )
     if before is not None and tuple(before) != sites:  # of the contributors, too: their numbers would tell its classes
         raise SecureAggregationError(
             "other-survivors",
-            f"the sum of round {session.round} was opened before, over {', '.join(before)}: a second one over other "
-            "sites would show the difference",
+            f"the secure aggregation of round {session.round} was decrypted before, over {', '.join(before)}. A "
+            "second one over other sites would show the difference",
         )
     return replace(session, survivors={**session.survivors, vector: sites})
 
@@ -285,8 +289,8 @@ def _sends(session: Session, vector: Vector, masked: Array) -> Session:
     if session.sent.get(vector, sent) != sent:
         raise SecureAggregationError(
             "other-numbers",
-            f"this site's {vector} are other than those that it sent for the same sum; both would show their "
-            "difference. Has the policy changed meanwhile?",
+            f"this site's {vector} differ from those that it sent for the same secure aggregation. The server could "
+            "compute their difference. Has the policy changed since?",
         )
     return replace(session, sent={**session.sent, vector: sent})
 
@@ -294,7 +298,9 @@ def _sends(session: Session, vector: Vector, masked: Array) -> Session:
 def _with_shares(session: Session, blob: Buffer) -> Session:
     if session.delivered:
         if _message(blob, SharesMessage) != _message(session.delivered, SharesMessage):
-            raise SecureAggregationError("second-shares", "the server sent other shares for the same sum than before")
+            raise SecureAggregationError(
+                "second-shares", "the server sent other shares than before for the same secure aggregation"
+            )
         return session
     roster = _roster(session)
     sealed = _message(blob, SharesMessage).sealed
@@ -314,12 +320,12 @@ def _all_shares(session: Session) -> dict[SiteId, masking.SharesOfSite]:
 def _masks(session: Session, vector: Vector) -> Masks:
     """With rows, VALUES are masked among the sites whose flags were counted."""
     if not session.delivered:
-        raise SecureAggregationError("out-of-order", "a step of a sum of which this site has no shares yet")
+        raise SecureAggregationError("out-of-order", "the server asks for a step before it sent this site its shares")
     included = tuple(sorted({*_message(session.delivered, SharesMessage).sealed, session.site}))
     if vector is Vector.VALUES and Vector.CONTRIBUTORS in session.vectors:
         if Vector.CONTRIBUTORS not in session.survivors:
             raise SecureAggregationError(
-                "out-of-order", "values are asked for before the contributors of rows were counted"
+                "out-of-order", "the server asks for values before the contributors of each row were counted"
             )
         included = session.survivors[Vector.CONTRIBUTORS]
     return Masks(_roster(session), vector, included)
@@ -327,7 +333,7 @@ def _masks(session: Session, vector: Vector) -> Masks:
 
 def _roster(session: Session) -> Roster:
     if not session.roster:
-        raise SecureAggregationError("out-of-order", "a step of a sum of which this site has no roster yet")
+        raise SecureAggregationError("out-of-order", "the server asks for a step before it sent this site the roster")
     message = _message(session.roster, RosterMessage)
     return Roster(session.context, message.adverts, message.groups)
 

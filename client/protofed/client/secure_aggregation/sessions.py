@@ -41,11 +41,11 @@ class Past:
 
 @dataclass(frozen=True)
 class Pinned:
-    """The group that the site is summed in, in all runs.
+    """The group that the site is aggregated in, in all runs.
 
     Attributes:
         at: since when, UTC, RFC 3339.
-        run: in which it was first summed in it.
+        run: in which the group was first used.
     """
 
     group: Group
@@ -89,7 +89,9 @@ class Sessions:
         """
         if self.is_over(run, round, attempt, sum_of):
             raise SecureAggregationError(
-                "attempt-over", f"attempt {attempt} of the sum of round {round} is over here; its secrets are wiped"
+                "attempt-over",
+                f"attempt {attempt} of the secure aggregation of round {round} is over here, and its secrets "
+                "are deleted",
             )
         path = self._path(run, round, attempt, sum_of)
         return _read(path, _SESSION) if path.exists() else None
@@ -105,7 +107,7 @@ class Sessions:
         return self._of(session.run, session.round, session.sum_of).opened
 
     def group(self) -> Pinned | None:
-        """The group that the site is summed in, whatever the run; None: it was in none yet, but alone.
+        """The group that the site is aggregated in, whatever the run; None: it was in none yet, except alone.
 
         Only a person has it forgotten: of sums over another one, too, what no run changes is the difference.
 
@@ -115,8 +117,8 @@ class Sessions:
         return pinned_in(self._folder)
 
     def save(self, session: Session) -> None:
-        """Store a session; its group first, and what it has opened is remembered after it is wiped, and before it is
-        opened.
+        """Store a session, and its group first. What it decrypts is recorded before it is decrypted, and stays recorded
+        after the secrets are wiped.
 
         Raises:
             OutOfSpaceError, DiskFailureError: nothing may be sent of it.
@@ -135,7 +137,7 @@ class Sessions:
     def wipe_before(self, run: str, round: int, attempt: int, sum_of: SumOf) -> None:
         """Wipe the sums of a run that are over, as a task of this one tells: those of other rounds, and before.
 
-        The scores of a round are summed once its updates have been.
+        The scores of a round are aggregated after its updates.
         """
         for entry in self._all(run):
             later = entry.round == round and (entry.sum_of is sum_of or sum_of is SumOf.UPDATE)
@@ -198,7 +200,7 @@ def pinned_in(folder: Path) -> Pinned | None:
 
 
 def forget_group(folder: Path) -> None:
-    """The site is summed in whichever group it is put into next; the daemon may run.
+    """Forget the group: the site joins whichever group it is put into next; the daemon may run.
 
     Raises:
         OutOfSpaceError, DiskFailureError: it is not forgotten.

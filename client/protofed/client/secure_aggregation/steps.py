@@ -1,4 +1,4 @@
-"""The tasks of a secure aggregation: what the site hands in for each, once its session of the sum is stored."""
+"""The tasks of a secure aggregation: what the site sends for each, once its session of the sum is stored."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class SumSteps:
             return self._site.policy.release_sum(update, layout, run.gate_context())
 
     def step(self, run: PreparedRun, task: Task) -> Released:
-        """What the site hands in for a later step, of the update that is staged for this sum."""
+        """What the site sends for a later step, of the update that is staged for this sum."""
         _check_aggregated(self._site, run, task)
         with _refusals():
             membership = self._membership()
@@ -162,7 +162,7 @@ class SumSteps:
         for fitted, update in self._site.store.unsettled(task.run):
             if (fitted.round, fitted.attempt) == (task.round, task.attempt):
                 return fitted, update
-        text = f"no update waits here for the sum of round {task.round}, attempt {task.attempt}"
+        text = f"this site has no update for the secure aggregation of round {task.round}, attempt {task.attempt}"
         raise TaskFailedError(FailureReason.REFUSED, text)
 
     def settles(self, task: Task) -> Task | None:
@@ -233,8 +233,9 @@ class SumSteps:
     def _leaving(self, run: PreparedRun, session: Session, task: Task, words: Array) -> Array:
         """What of a site's terms [N] uint64 goes under the masks: with its share of the noise, where that is shared.
 
-        In place of an update that is withheld, random words: with the model as it was received, say, the sum would be
-        of the others alone, and a server that made a question of which all but one withhold would read that one.
+        Random words in place of a withheld update. If the site sent the received model, for example, the aggregate
+        would be over the other sites alone. A server could then ask so that all but one site withhold, and read that
+        site's update.
         """
         if session.sum_of is not SumOf.UPDATE:
             return words
@@ -256,14 +257,15 @@ class SumSteps:
         if fitted.base_digest != session.base:
             # All others may have been sent one that teaches them nothing: the sum would be this site's update alone.
             raise SecureAggregationError(
-                "other-base", "the update that waits here was trained from another model than the sum's"
+                "other-base", "this site's update was trained from another model than the secure aggregation has"
             )
         return self._site.policy.release_sum(update, session.layout, run.gate_context())
 
     def _record_scores(self, run: PreparedRun, session: Session, flags: Array, classes: Array | None) -> None:
-        """Write which of the site's scores are about to leave under masks, where scores are summed.
+        """Write which of the site's scores are about to be sent under masks, where scores are aggregated.
 
-        Of their values the site has its own record. Not left for when the sum opens: that takes no word of this site.
+        The site has its own record of their values. It does not wait until the server decrypts the sum, because the
+        server does not tell this site.
         """
         if session.sum_of is SumOf.SCORES and Vector.VALUES not in session.sent:
             names = _score_names(run)
@@ -277,7 +279,10 @@ class SumSteps:
         sum_of = task.sum_of or SumOf.UPDATE
         session = self._membership().sessions.find(task.run, task.round, task.attempt, sum_of)
         if session is None:
-            raise SecureAggregationError("out-of-order", f"a {task.kind} task of a sum that this site has not started")
+            raise SecureAggregationError(
+                "out-of-order",
+                f"the server sent a {task.kind} task of a secure aggregation that this site has not started",
+            )
         steps.check_same(session, self._context(run, task, Digest(session.base)))
         return session
 
@@ -295,7 +300,10 @@ class SumSteps:
             or task.sum_of is not _SUMS_OF.get(task.kind, task.sum_of)
             or not (task.attempt and base)
         ):
-            raise SecureAggregationError("out-of-order", f"a {task.kind} task that does not say which sum it is of")
+            raise SecureAggregationError(
+                "out-of-order",
+                f"the server sent a {task.kind} task that does not say which secure aggregation it belongs to",
+            )
         rows = task.sum_of is SumOf.SCORES or read_form(run.method, run.recipe.method.name).by_class
         vectors = (Vector.CONTRIBUTORS, Vector.VALUES) if rows else (Vector.VALUES,)
         at = (task.run, task.round, task.attempt, task.sum_of)
@@ -314,7 +322,9 @@ def _identify(session: Session) -> dict[str, Fact]:
 
 def _check_aggregated(site: Site, run: PreparedRun, task: Task) -> None:
     if not is_aggregated(site, run.recipe) or task.kind not in (*SUM_STEPS, TaskKind.SCORE_SUM):
-        raise TaskFailedError(FailureReason.REFUSED, f"a {task.kind} task, which this run, or version, has not")
+        raise TaskFailedError(
+            FailureReason.REFUSED, f"the server sent a {task.kind} task, which this run or this version does not have"
+        )
 
 
 def _score_names(run: PreparedRun) -> tuple[str, ...]:
@@ -332,7 +342,7 @@ def _kept_if_unreadable(run: str) -> Iterator[None]:
     try:
         yield
     except StateError as error:
-        log.warning("secrets of secure aggregation that is over stay", run=run, why=str(error))
+        log.warning("the secrets of an ended secure aggregation could not be deleted", run=run, why=str(error))
 
 
 @contextmanager

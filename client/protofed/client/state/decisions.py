@@ -1,6 +1,6 @@
 """What people at the site decided, on its way into the site's audit log, which only one process writes.
 
-The command line leaves each decision as a file; whoever has the state folder's lock, the daemon as a rule, writes its
+The command line leaves each decision as a file. Whoever has the state folder's lock, usually the daemon, writes its
 line and removes the file. An empty folder therefore says that the daemon has noticed all decisions.
 """
 

@@ -85,7 +85,7 @@ class ReplacedRounds:
                 _restore(path)
 
     def discard(self, run: str, counted: int) -> None:
-        """Remove the rounds up to the one that has counted now."""
+        """Remove the rounds up to the round that has counted now."""
         for _, path in self._all(run):
             for moved in list(path.iterdir()):
                 if moved.name.isdecimal() and int(moved.name) <= counted:
@@ -166,7 +166,7 @@ class DiskStore:
                     path.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Check that the folder is still the one that this process has locked.
+        """Check that the folder is still the folder that this process has locked.
 
         Raises:
             DiskFailureError: it was moved, removed or replaced.
@@ -239,9 +239,9 @@ class DiskStore:
     def stage(self, task: Task, outcome: FitOutcome) -> None:
         """See `Store.stage`. All files are written under a temporary name, then the folder is renamed.
 
-        After a roll-back, this round and later ones that have counted, and those that the fit passed over, are moved
-        aside, not removed: a server that only repeats an old round would erase the models of later ones. An outcome
-        that never counted is removed.
+        After a roll-back, this round and later rounds that have counted are moved aside, not removed. So are the rounds
+        that the fit passed over. Otherwise a server that only repeats an old round could erase the models of later
+        rounds. An outcome that never counted is removed.
         """
         folder = self._round(task.run, task.round)
         temporary = folder.with_name(f"{files.TEMPORARY}{folder.name}")
@@ -270,8 +270,8 @@ class DiskStore:
     def settle(self, task: Task, receipt: Receipt) -> None:
         """See `Store.settle`. Also removes the rounds that `retain` no longer asks for.
 
-        What `stage` moved aside comes back if the update does not count; if it does, a round that was moved aside goes
-        once that round, or a later one, has counted again.
+        What `stage` moved aside comes back if the update does not count. If it counts, a round that was moved aside is
+        removed once that round, or a later one, has counted again.
         """
         folder = self._round(task.run, task.round)
         if receipt.verdict not in COUNTED:

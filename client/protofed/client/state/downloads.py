@@ -62,7 +62,7 @@ class MemoryDownloads:
         data = b"".join(self._chunks[index] for index in sorted(self._chunks))
         self._chunks = {}
         if digest(data) != address:
-            raise CodecError("the digest of all chunks is not the one that was requested")
+            raise CodecError("the downloaded chunks have another digest than the requested blob")
         return data
 
 

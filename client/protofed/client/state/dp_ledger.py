@@ -78,7 +78,7 @@ class Spent:
 
     Attributes:
         spends: in the order in which they were written.
-        torn: torn lines, of which nobody knows what they said.
+        torn: torn lines; nobody knows what they said.
     """
 
     spends: tuple[Spend, ...] = ()
@@ -202,8 +202,8 @@ def _bytes(path: Path) -> bytes:
 def _parsed(path: Path, data: bytes) -> tuple[Spent, bytes]:
     """What the lines say, and what must be written behind the last one before another.
 
-    Half a line was being written when its process died: its fit never began. Any other line that is not what was
-    written may be of a fit whose update has left, and no guess of ours says what that cost.
+    Half a line was being written when its process died: its fit never began. Any other damaged line may be of a fit
+    whose update was sent, and nothing tells what that fit cost.
     """
     *lines, tail = data.split(b"\n")
     spends: list[Spend] = []
@@ -240,7 +240,7 @@ def _largest(each: Sequence[Events]) -> Events:
 
 def _damaged(path: Path, line: int) -> StateError:
     return StateError(
-        f"{path}: line {line} is not what was written, so nobody knows what this site has spent; bring the file back "
-        "from a backup that is newer than the last fit. Without one, move it away and lower epsilon in the policy by "
-        "all that may have been spent"
+        f"{path}: line {line} was changed or damaged, so nobody knows what this site has spent. Restore the file "
+        "from a backup that is newer than the last fit. Without such a backup, move the file away, and lower "
+        "epsilon in the policy by all that may have been spent"
     )

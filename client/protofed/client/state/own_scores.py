@@ -89,7 +89,7 @@ class OwnScores:
         return newest
 
     def runs(self) -> list[str]:
-        """The runs with scores, the one that was scored last at the end."""
+        """The runs with scores, the last scored run at the end."""
         paths = sorted(self._folder.glob(f"[!.]*{SUFFIX}"), key=lambda path: (path.stat().st_mtime, path.name))
         return [path.name.removesuffix(SUFFIX) for path in paths]
 

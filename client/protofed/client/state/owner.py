@@ -29,8 +29,8 @@ def check_owner(folder: Path, site: SiteId) -> bool:
         ) from error
     if owner != site:
         raise ConfigError(
-            f"the state folder {folder} belongs to site '{short(owner)}', and this is site '{site}': one audit log "
-            f"would hold two sites; give '{site}' a --state folder of its own, or correct `site`"
+            f"the state folder {folder} belongs to site '{short(owner)}', and this is site '{site}'. Expected one "
+            f"site in each audit log. Give '{site}' its own --state folder, or correct `site`"
         )
     return True
 

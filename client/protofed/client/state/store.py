@@ -32,7 +32,7 @@ def load_or_create_secret(folder: Path) -> bytes:
 
     Raises:
         StateError: it cannot be read or written, or is damaged. It is never replaced silently: a fit that is resumed
-            with another secret would not be the one that was started.
+            with another secret would not be the fit that was started.
     """
     path = folder / SECRET_FILE
     if not path.exists():
@@ -40,10 +40,11 @@ def load_or_create_secret(folder: Path) -> bytes:
     try:
         secret = path.read_bytes()
     except OSError as error:
-        raise StateError(f"cannot read {path}: {error.strerror}; let this daemon's user own it") from error
+        raise StateError(f"cannot read {path}: {error.strerror}; make this daemon's user its owner") from error
     if len(secret) != SECRET_BYTES:
         raise StateError(
-            f"{path} holds {len(secret)} bytes, not {SECRET_BYTES}; restore it, or remove it to have another one"
+            f"{path} holds {len(secret)} bytes, not {SECRET_BYTES}. Restore it, or remove it: the daemon then makes "
+            "a new one"
         )
     return secret
 
@@ -186,8 +187,8 @@ class Store(Protocol):
     def stage(self, task: Task, outcome: FitOutcome) -> None:
         """Store a fit's outcome durably; the agent calls this before it uploads the update.
 
-        After a roll-back, what was stored of this round and of later ones counts no more, nor what is of rounds whose
-        memory the fit passed over (`Task.state_before`).
+        After a roll-back, what was stored of this round and of later rounds does not count any more. The same holds for
+        rounds whose memory the fit passed over (`Task.state_before`).
         """
 
     def settle(self, task: Task, receipt: Receipt) -> None:

@@ -1,9 +1,9 @@
 """One site in one round: all that a method's client half may touch.
 
-Where the recipe keeps statistics of batch normalisation local (`plan.buffers`, METHODS §9.9), weights are shared and
-statistics are not, as in SiloBN (Andreux et al., DCL 2020). A site sends its statistics with the body all the same:
-their mean is the global model's, which would predict nothing without. Whatever the method, it is handed what the server
-sent with this site's own statistics in place, those that it sent last.
+With `plan.buffers = "local"` (METHODS §9.9) weights are shared and statistics of batch normalisation are not, as in
+SiloBN (Andreux et al., DCL 2020). A site sends its statistics with the body all the same: their mean is the global
+model's, which would predict nothing without. Whatever the method, it is handed what the server sent with this site's
+own statistics in place, those that it sent last.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class FitContext:
         participation: the recipe's: of the enrolled trainers, the share that a round needs, and so of the rounds the
             share that a site may expect to train in.
         start: set by a fit that begins with another model than the one received.
-        sent_model: set by a fit that leaves another model in `model` than the one that it trained and sends: that one.
+        sent_model: the model that the fit trained and sends, if it leaves another model in `model`.
         to_its_end: whether a fit that diverges trains on: under secure aggregation stopping would tell of images.
         dp: what noise is drawn from, where the plan asks for it; None: it does not, or this is no trainer's fit.
     """
@@ -230,8 +230,8 @@ def seeded(seed: int, round: int, site: SiteId, device: torch.device) -> torch.G
 def generator(number: int, device: torch.device) -> torch.Generator:
     """A CPU generator with this seed.
 
-    PyTorch's default generators are seeded, too, for layers that draw by themselves, such as dropout; the device's only
-    where it is used, because `torch.manual_seed` visits every device each time.
+    PyTorch's default generators are seeded, too, for layers that draw by themselves, such as dropout. The device's
+    generator is seeded only where it is used, because `torch.manual_seed` visits every device each time.
     """
     torch.default_generator.manual_seed(number)
     if device.type == "cuda":
@@ -242,7 +242,7 @@ def generator(number: int, device: torch.device) -> torch.Generator:
 def with_own_buffers(received: Payload, local: FitContext) -> Payload:
     """What the method installs and trains from; what was received, before this site has sent any.
 
-    Class models, of which a site makes its own mixture, and models of other sites have them in each row [R, ...].
+    Class models, which a site mixes, and models of other sites have them in each row [R, ...].
     """
     own = _remembered(local.client_state)
     return _WithOwn(received, own) if local.plan.buffers == "local" and own else received

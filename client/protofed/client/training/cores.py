@@ -1,4 +1,4 @@
-"""All sites' core models, of which each site trains its own and mixes all: APPLE (METHODS §5.17)."""
+"""All sites' core models: each site trains its own and mixes all: APPLE (METHODS §5.17)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OWN, _OTHERS, _ROW, _SENT, _BEGAN = "own", "others", "row", "sent.", "began."
 class Cores:
     """The N models of part SITE_MODELS and the site's own among them; a row keeps its number from round to round.
 
-    All sites are sent the same, and nothing in it says whose a row is: a site finds its own by the head that it sent.
+    All sites are sent the same, and nothing says whose a row is. A site finds its own row by the head that it sent.
 
     Attributes:
         core: BODY and HEAD of the own core as the server has it; the received model, if it has none of this site.

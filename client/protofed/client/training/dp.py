@@ -1,12 +1,12 @@
 """Differential privacy of one fit: what its noise and samples are drawn from, and how many it has drawn.
 
-Noise comes from a stream cipher, not from PyTorch's generators: on the CPU these take 32 bits of a seed, so whoever has
-an update could try all seeds until one takes the noise away.
+Noise comes from a stream cipher, not from PyTorch's generators. On the CPU these take 32 bits of a seed. Whoever has an
+update could try all seeds until one takes the noise away.
 
 A site's share of the noise of a secure aggregation: the distributed Gaussian mechanism, on the ring of the sum.
 
-Each of the sites adds N(0, s^2 / h) to each of its numbers, rounded to a step of the fixed point, and h of them or more
-keep to the rules: the sum, which is all that anybody sees, has N(0, s^2) and more. Adding on the ring wraps and never
+Each of the sites adds N(0, s^2 / h) to each of its numbers, rounded to a step of the fixed point. If h sites or more
+keep to the rules, the sum, which is all that anybody sees, has N(0, s^2) and more. Adding on the ring wraps and never
 clips, so the sum of noisy terms is the noisy sum (Kairouz, Liu, Steinke, ICML 2021, whose noise is discrete from the
 start). Rounded normal numbers are as good: given the fractions that rounding takes away, what is left is a discrete
 Gaussian; and those fractions are uniform, whatever was added, but for factors of 1 + 2 exp(-2 pi^2 r^2) a number, r
@@ -64,8 +64,8 @@ class DpNoise:
     def normal(self, shape: Sequence[int], *path: str | int, device: torch.device) -> Tensor:
         """Standard normal numbers of this shape [...], float64 on the device.
 
-        In double precision, to be added in it and rounded after: of floats that are drawn as such, the last bits tell
-        what was added (Mironov, CCS 2012).
+        In double precision, to be added in it and rounded after. If floats are drawn as such, their last bits tell what
+        was added (Mironov, CCS 2012).
         """
         count = math.prod(shape)
         half = (count + 1) // 2
@@ -132,7 +132,7 @@ class DpContext:
 
 
 def _undeclared(actual: str, declared: str) -> TaskFailedError:
-    text = f"the method makes {actual} in a round, and has declared {declared} (dp_cost): nothing leaves"
+    text = f"the method uses {actual} in a round, and has declared {declared} (dp_cost). The update is not sent"
     return TaskFailedError(FailureReason.INTERNAL, text)
 
 
@@ -174,7 +174,7 @@ class NoiseShare:
         """A site's terms [N] uint64 of all sums, with the noise: numbers of the ring, `bits` of them a fraction.
 
         Raises:
-            SecureAggregationError: something is summed that is no mean of models: nothing would hide it.
+            SecureAggregationError: something is aggregated that is no mean of models: nothing would hide it.
         """
         noisy = words.copy()
         for key, term in layout.named(noisy).items():
@@ -182,13 +182,11 @@ class NoiseShare:
                 steps = np.rint(np.ldexp(self._drawn(key, term.shape), bits)).astype(np.int64)
                 term += steps.view(np.uint64)
             elif key != WEIGHT:
-                raise SecureAggregationError(
-                    "other-form", f"{key} is summed, and noise that is shared hides means alone"
-                )
+                raise SecureAggregationError("other-form", f"{key} is aggregated, and shared noise hides means only")
         return noisy
 
     def on_update(self, payload: Payload) -> Payload:
-        """The same of the update of a simulated site, which is not summed under masks, in the model's precision."""
+        """The same for the update of a simulated site, which is aggregated without masks, in the model's precision."""
         return {
             part: {
                 name: (array + self._drawn(f"{MEAN}{part}/{name}", array.shape)).astype(array.dtype)

@@ -1,6 +1,6 @@
 """Scores of a model on a test set (METHODS §7), all from one pass over it.
 
-Which scores a site takes of which model, on which test set; `common.protocol.scores` has their names.
+It says which scores a site takes of each model, on each test set; `common.protocol.scores` has their names.
 
 `check` is called before each batch, as of `evaluation.tally`.
 """
@@ -30,7 +30,7 @@ class Tally:
     Attributes:
         correct: [C] int64, examples of the class that the model classifies rightly.
         totals: [C] int64, examples of the class; at least one in all.
-        logits: [N, C] float32, the model's output, be it logits or log-probabilities.
+        logits: [N, C] float32, the model's output: logits or log-probabilities.
         labels: [N] int64.
     """
 
@@ -88,10 +88,10 @@ def tally(
 def scores(tally: Tally, groups: Mapping[str, Sequence[int]] | None = None) -> dict[str, float]:
     """Scores of any model; one that is not defined is left out, never 0 or NaN.
 
-    `accuracy` (of the global model on the balanced test set: GM);
-    `recall.<c>` of every class that the test set has, and their mean `balanced_accuracy`;
-    for `groups`, as of `group_classes`, the accuracy on each group's test examples, and `groups`, the plain mean over
-    the groups, where all have test examples: FedPRP's Many, Medium, Few and Average.
+    They are `accuracy` (of the global model on the balanced test set: GM), and `recall.<c>` of every class that the
+    test set has, with the mean `balanced_accuracy`. With `groups`, as of `group_classes`, there is also the accuracy on
+    each group's test examples. `groups` is then the plain mean over the groups, where all have test examples. These are
+    FedPRP's Many, Medium, Few and Average.
     """
     present = tally.totals.nonzero().flatten()  # [P] the classes that the test set has
     recalls = tally.correct[present].double() / tally.totals[present]
@@ -111,13 +111,14 @@ def majority(tally: Tally) -> float:
 def probabilistic_scores(tally: Tally) -> dict[str, float]:
     """Scores of the probabilities; empty for a model that has diverged to infinities or NaN.
 
-    `auroc`: macro one-vs-rest over the classes that the test set has, left out where that is one class;
-    `ece`: expected calibration error of the largest probability, l1, 15 bins of equal width that own their lower edge.
+    `auroc` is the macro one-vs-rest area over the classes that the test set has; it is left out where that is one
+    class. `ece` is the expected calibration error of the largest probability: l1, 15 bins of equal width that own their
+    lower edge.
 
-    Only the columns of the classes that the test set has are ranked, by their log odds against all other C - 1:
-    one-vs-rest looks at one column at a time, and a class without examples has no curve. Their order is that of the
-    probabilities, of which many of a confident model are 1 or 0 in float32, and would tie. The calibration is that of
-    the event "the prediction is correct", in float64: torchmetrics adds up several classes in float32.
+    Only the columns of the classes that the test set has are ranked, by their log odds against all other C - 1.
+    One-vs-rest looks at one column at a time, and a class without examples has no curve. Log odds have the order of the
+    probabilities. A confident model has many probabilities of 1 or 0 in float32, which would tie. The calibration is
+    that of the event "the prediction is correct", in float64: torchmetrics adds up several classes in float32.
     """
     from torchmetrics.functional.classification import binary_calibration_error, multiclass_auroc  # seconds of imports
 
@@ -137,9 +138,9 @@ def probabilistic_scores(tally: Tally) -> dict[str, float]:
 def reliability(tally: Tally) -> dict[str, float]:
     """Accuracy by confidence, in the bins of `ece`: what a reliability diagram draws.
 
-    `reliability.accuracy.<b>`, `.confidence.<b>` and `.share.<b>`: of the predictions in bin b the share that is
-    correct and the mean largest probability, and the bin's share of all predictions; empty bins are left out. Empty
-    for a model that has diverged. The sum over b of share |accuracy - confidence| is `ece`.
+    For the predictions in bin b, `reliability.accuracy.<b>` is the share that is correct, and `.confidence.<b>` the
+    mean largest probability. `.share.<b>` is the bin's share of all predictions. Empty bins are left out. Empty for a
+    model that has diverged. The sum over b of share |accuracy - confidence| is `ece`.
     """
     if not (probabilities := tally.probabilities).isfinite().all():
         return {}
@@ -157,9 +158,9 @@ def reliability(tally: Tally) -> dict[str, float]:
 def personal_scores(tally: Tally, frequencies: Tensor) -> dict[str, float]:
     """What FedNH adds for a site's own model; `frequencies` [C] are n_{k,c} / n_k of the site's training labels.
 
-    `pm_v` is the accuracy on the test examples of the site's own classes: PM(V)_k;
-    `pm_l` weighs every test example by its class's frequency at the site: PM(L)_k.
-    Left out, never 0 or NaN, where the test set has no example of any of the site's classes.
+    `pm_v` is the accuracy on the test examples of the site's own classes: PM(V)_k. `pm_l` weighs every test example by
+    its class's frequency at the site: PM(L)_k. Left out, never 0 or NaN, where the test set has no example of any of
+    the site's classes.
     """
     shares = {"pm_v": _share(tally, frequencies > 0), "pm_l": _share(tally, frequencies)}
     return {name: share for name, share in shares.items() if share is not None}
@@ -192,7 +193,7 @@ def _ranks(logits: Tensor, present: Tensor) -> Tensor:
     """[N, P] float32 in [0, 1), by the classes that are present: equal where the log odds are, and else in their order.
 
     Args:
-        logits: [N, C], in parts of which float64 is made: there may be thousands of classes.
+        logits: [N, C]; only parts of them are made float64: there may be thousands of classes.
     """
     odds = torch.cat([_log_odds(rows.double())[:, present] for rows in torch.split(logits, ROWS)])  # [N, P]
     return torch.stack([torch.unique(column, return_inverse=True)[1] / len(odds) for column in odds.unbind(1)], 1)

@@ -1,4 +1,4 @@
-"""What client halves compose: the SGD loop `train`, class means, and small helpers around them.
+"""What client algorithms are made of: the SGD loop `train`, class means, and small helpers around them.
 
 Batches of one example, which BatchNorm cannot train on where an image has become one value a channel.
 """
@@ -35,14 +35,16 @@ def lone_example(error: ValueError, batch: int) -> TaskFailedError | None:
     """What PyTorch's error in a step means: BatchNorm saw one value a channel; None: something else.
 
     Args:
-        batch: examples of the step, of which a part of one was computed, if not all.
+        batch: examples of the step; perhaps only a part of it was computed.
     """
     if _ERROR not in str(error):
         return None
     if batch > 1:
         text = "no two examples fit into the device's memory, and BatchNorm cannot be trained on one"
         return TaskFailedError(FailureReason.OUT_OF_MEMORY, text)
-    text = "a batch is of one example, on which BatchNorm cannot be trained: a larger plan.batch_size, or more examples"
+    text = (
+        "a batch has one example, and BatchNorm cannot be trained on one. Set a larger plan.batch_size, or add examples"
+    )
     return TaskFailedError(FailureReason.REFUSED, text)
 
 
@@ -78,8 +80,8 @@ def trains_on_one(model: nn.Module, shape: tuple[int, ...]) -> bool:
 def without_lone(batches: Iterable[Batch], model: nn.Module, shape: tuple[int, ...]) -> Iterator[Batch]:
     """An epoch's batches; a last one of a single example joins the one before, if the model cannot be trained on it.
 
-    A site whose examples leave one over must not have to say so: asked with ever other batch sizes it would tell how
-    many it has.
+    A site whose examples leave one over must not have to say so. If a server asked with many batch sizes, the answers
+    would tell how many examples the site has.
 
     Args:
         shape: of an image, [channels, H, W].
@@ -131,22 +133,22 @@ def train(
     plan asks for checkpoints, an interrupted fit goes on here after the last epoch that it had done. Where several
     processes train as one, each of them calls this with the same arguments.
 
-    `after(step)` is called after each batch's step, for what a method does there: it may change tensors in place (no
-    gradient is recorded), and take further steps on the same batch: `step(other)` moves those of `parameters` on which
-    `other` depends, as `loss` moved its own, by the optimizers, clipping, micro-batches and processes of this call.
+    `after(step)` is called after each batch's step, for what a method does there. It may change tensors in place (no
+    gradient is recorded), and take further steps on the same batch. `step(other)` moves those of `parameters` that
+    `other` depends on, as `loss` moved its own: by the optimizers, clipping, micro-batches and processes of this call.
     What it changes are tensors that checkpoints cover: the model's, and those that `parameters` names, whether they
-    need a gradient or not. It takes random numbers from `local.rng` alone, and gradients from `step` alone, so that all
-    processes, each of which calls it, change the same: one process has only a share of the gradients. It is called
-    once a batch, however many micro-batches memory takes.
+    need a gradient or not. It takes random numbers from `local.rng` alone, and gradients from `step` alone. Every
+    process calls it, and one process has only a share of the gradients; so all processes make the same changes. It is
+    called once a batch, however many micro-batches memory takes.
 
-    With `plan.dp` steps are those of `noisy_steps`, an epoch of 1 / sampling_rate steps: the loss is called with single
-    examples, and what it is of a batch is their mean.
+    With `plan.dp` steps are those of `noisy_steps`, 1 / sampling_rate steps an epoch. The loss is called with single
+    examples, and the loss of a batch is their mean.
 
     Args:
         loss: images [B, channels, H, W] and labels [B] -> the batch's mean loss []. When memory is short it is called
             with parts of a batch.
-        parameters: what is trained, tensors of any shapes, of which those outside of groups are a group together; by
-            default all parameters of the model.
+        parameters: what is trained, tensors of any shapes; those outside of groups form one group; by default all
+            parameters of the model.
         epochs: in place of the plan's.
         regularizer: a term that is added to each batch's loss [] and depends on no example, so that with `plan.dp` it
             is neither clipped nor hidden by noise.
@@ -272,8 +274,8 @@ def class_means(
 ) -> dict[int, Tensor]:
     """The mean of `embed(images)` [B, D] over the site's training examples of each class that it has: {class: [D]}.
 
-    In evaluation mode, without augmentation. A class without examples at the site is missing from the result; with
-    `plan.dp` it is one class release, and a class is missing whose noisy count is below `min_noisy_count`.
+    In evaluation mode, without augmentation. A class without examples at the site is missing from the result. With
+    `plan.dp` it is one class release, and a class with a noisy count below `min_noisy_count` is missing.
 
     Args:
         embed: images [B, channels, H, W] -> features [B, D].
@@ -310,7 +312,9 @@ def means_by_class(
         ConfigError: with `plan.dp`: these have no noise.
     """
     if local.plan.dp is not None:
-        raise ConfigError("with [plan.dp] only class means and class shares are released (class_means, label_shares)")
+        raise ConfigError(
+            "with [plan.dp] a method may release only class means and class shares (class_means, label_shares)"
+        )
     local.model.eval()
     sums = counts = None
     with torch.no_grad():
@@ -330,7 +334,7 @@ def means_by_class(
 
 
 def in_full(values: Tensor) -> Tensor:
-    """In float32 at least, before they are summed: thousands of bfloat16 numbers would lose whole digits."""
+    """In float32 at least, before they are added up: thousands of bfloat16 numbers would lose whole digits."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
@@ -353,7 +357,7 @@ def _groups(parameters: Iterable[Tensor | ParameterGroup]) -> list[ParameterGrou
     groups = [ParameterGroup(alone), *grouped] if alone else grouped
     tensors = [id(tensor) for group in groups for tensor in group.parameters]
     if len(set(tensors)) < len(tensors):
-        raise ValueError("a tensor is in two groups, or twice in one; expected each once: it would be moved twice")
+        raise ValueError("a tensor is in two groups, or twice in one; expected each once")
     return groups
 
 

@@ -1,7 +1,7 @@
 """Loss terms of the methods as functions of tensors; each is a batch mean.
 
-None of them asks a tensor for its values: examples and classes that do not count are masked, never left out, because a
-GPU would be waited for in every step to learn how many are left.
+None of them asks a tensor for its values. Examples and classes that do not count are masked, never left out: else every
+step would wait for the GPU to learn how many are left.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def soft_labels(logits: Tensor, taught: Tensor, temperature: float) -> Tensor:
     Args:
         logits: of the model that is trained, [B, C]; not softened, as in the released code.
         taught: the other one's logits of the same images, [B, C], without gradient.
-        temperature: T, by which `taught` is divided.
+        temperature: T; `taught` is divided by it.
     """
     return cross_entropy(logits, (taught / temperature).softmax(dim=1))
 
@@ -117,8 +117,8 @@ def soft_labels(logits: Tensor, taught: Tensor, temperature: float) -> Tensor:
 def mean_discrepancy(features: Tensor, other_features: Tensor) -> Tensor:
     """FedPHP's MMD: squared maximum mean discrepancy of two batches of features, [B, D] each, by Gaussian kernels.
 
-    Five kernels exp(-d^2 / s) are summed, with s = the mean d^2 of both batches' pairs, times 1/4, 1/2, 1, 2 and 4; no
-    gradient flows through s.
+    Five kernels exp(-d^2 / s) are added up, with s = the mean d^2 of both batches' pairs, times 1/4, 1/2, 1, 2 and 4.
+    No gradient flows through s.
     """
     both = torch.cat([features, other_features])  # [2B, D]
     # Without the matrix product that `cdist` may use: it cancels digits between near neighbours.

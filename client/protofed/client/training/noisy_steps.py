@@ -1,14 +1,14 @@
 """Differentially private SGD (Abadi et al., CCS 2016) over units: a patient's images together, or one image.
 
-A step samples units, each with probability q (Poisson), sums the gradient of each over its images, clips it to norm C
-over all trained tensors together, adds up, adds N(0, (sigma C)^2), and divides by the recipe's batch size. No number in
-it but the noisy sum depends on how many units a site has.
+A step samples units, each with probability q (Poisson). It adds up the gradient of each unit over its images, and clips
+it to norm C over all trained tensors together. It adds up the clipped gradients and N(0, (sigma C)^2), and divides by
+the recipe's batch size. No number in it but the noisy sum depends on how many units a site has.
 
 Sums and counts of classes under `[plan.dp]`: one Gaussian mechanism on all units, whose contributions are clipped.
 
 An image adds (v / R, w) / sqrt(2) to its class's row of a matrix [C, D + 1]: v its feature times its weight w, and R
-`max_feature_norm`. So one of a feature of norm R at most adds a norm of 1 at most; what a unit adds with all its
-images together is clipped to that. Then every number gets noise N(0, class_noise_multiplier^2).
+`max_feature_norm`. So an image whose feature has a norm of R at most adds a norm of 1 at most. What a unit adds with
+all its images together is clipped to 1. Then every number gets noise N(0, class_noise_multiplier^2).
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class PerExample:
         parameters = dict(self._call.named_parameters())
         names = {id(parameter): name for name, parameter in parameters.items()}
         if any(id(tensor) not in names for tensor in trained):
-            raise ConfigError("with [plan.dp] only parameters of the model are trained: another tensor is in the loss")
+            raise ConfigError(
+                "with [plan.dp] only the model's parameters are trained, and the loss uses another tensor"
+            )
         self._trained = {names[id(tensor)]: tensor for tensor in trained}
         self._fixed = {name: tensor for name, tensor in parameters.items() if name not in self._trained}
         self._of_all = vmap(grad_and_value(self._of_one), in_dims=(None, None, 0, 0), randomness="different")
@@ -249,8 +251,8 @@ class NoisySteps:
     def _moves(self, count: int, *path: int) -> Tensor | None:
         """Moves of so many images [count, ...], if the plan has an augmentation; and seed dropout.
 
-        Both from the secret: if the draws were known, one unit more would shift those of all others, which change
-        the sum by more than C.
+        Both come from the secret. If the draws were known, one unit more would shift the draws of all others, which
+        change the sum by more than C.
         """
         noise, augmentation = self._dp.noise, self._local.plan.augmentation
         torch.default_generator.manual_seed(noise.number(*path, "dropout"))
@@ -290,8 +292,9 @@ def check_model(model: SplitModel, images: Input, device: torch.device) -> None:
     for name, module in model.named_modules():
         if isinstance(module, _OVER_BATCHES) or (isinstance(module, _OF_IMAGES) and module.track_running_stats):
             raise ConfigError(
-                f"{name} is a {type(module).__name__}: with [plan.dp] what is computed of one image may not depend on "
-                'others; set model.norm = "group" (GroupNorm: resnet18, resnet50), or take a model without it'
+                f"{name} is a {type(module).__name__}: with [plan.dp] what is computed from one image may not "
+                'depend on other images. Set model.norm = "group" (GroupNorm: resnet18, resnet50), or choose a '
+                "model without this layer"
             )
     body = model.body
 
@@ -305,7 +308,7 @@ def check_model(model: SplitModel, images: Input, device: torch.device) -> None:
             PerExample(model, list(body.parameters()), loss)(blank, torch.zeros(2, dtype=torch.int64, device=device))
     except (RuntimeError, NotImplementedError) as error:  # of torch.func, which has no rule for some operations
         raise ConfigError(
-            f"[plan.dp] needs gradients by example, which this model has not: {error_line(error)}"
+            f"[plan.dp] needs gradients of each example, which this model cannot give: {error_line(error)}"
         ) from error
 
 
@@ -343,8 +346,7 @@ def noisy_means(local: FitContext, of_batch: Callable[[Tensor, Tensor], tuple[Te
 def label_shares(local: FitContext) -> Tensor:
     """The share of each class among the site's training labels, [C] float32 on the device, to be read only.
 
-    With `plan.dp` it is one class release: of noisy counts, of which those below `min_noisy_count` are 0; uniform, if
-    all are.
+    With `plan.dp` it is one class release: of noisy counts; counts below `min_noisy_count` are 0; uniform, if all are.
     """
     if local.plan.dp is None:
         return local.data.label_frequencies()

@@ -46,7 +46,7 @@ class ChunkedTransfer:
         facts: the messages' fields without those of a single chunk.
         digest: of the whole blob.
         calls, size: how many messages, and their bytes together; what a retry sends again is not counted.
-        certificates: by which chunks were sent, so that each has its line; `lock` guards it.
+        certificates: of the chunks that were sent, so that each certificate has its line; `lock` guards it.
     """
 
     call: str

@@ -1,7 +1,7 @@
 """Calls over gRPC; with `channels`, the only client file that imports it.
 
-Calls retry with full jitter while the server is away: without end, unless `give_up_after_s` is set; where the server
-says when to try again, not before that. The retries are ours because gRPC's run a handler twice. Each message is in the
+Calls retry with full jitter while the server is away: without end, unless `give_up_after_s` is set. If the server says
+when to try again, they wait until then. The retries are ours because gRPC's run a handler twice. Each message is in the
 audit log before it is sent; chunks are there as one transfer.
 
 How many chunks are under way at once, and how long one may take: on a slow link one, and longer.
@@ -155,7 +155,7 @@ class _Request:
 
     @property
     def digest(self) -> Digest:
-        """By which its line of the audit log is found."""
+        """What its line of the audit log is found by."""
         return digest(self.data) if self.transfer is None else self.transfer.digest
 
 
@@ -382,7 +382,7 @@ class Calls:
             self._check_run(request.run)
         except WithdrawnError:
             self._record(lambda: self._audit.answered(request.call, request.digest, code=_LEFT))
-            text = f"a {request.call} was cut short: this site has left run {request.run}"
+            text = f"a {request.call} was stopped: this site has left run {request.run}"
             raise WithdrawnError(text) from error
 
     def _record(self, write: Callable[[], None]) -> None:
@@ -445,8 +445,8 @@ def _code(error: grpc.RpcError) -> grpc.StatusCode:
 
 def _raise_if_revoked(error: grpc.RpcError) -> None:
     if error.code() is grpc.StatusCode.PERMISSION_DENIED and is_revoked(error.trailing_metadata()):
-        remedy = "make a new key and certificate (`protofed certs request`) and have the operator register it"
-        raise RevokedError(f"{error.details()}; that is for ever: {remedy}") from error
+        remedy = "make a new key and certificate (`protofed certs request`), and ask the operator to register it"
+        raise RevokedError(f"{error.details()}. This does not change by itself: {remedy}") from error
 
 
 def _log_incident(request: _Request, error: grpc.RpcError) -> None:

@@ -1,7 +1,7 @@
 """Why the server cannot be reached, in one sentence with a remedy.
 
-gRPC says `Socket closed` for almost everything, so this connects by itself, as a call would: through the proxy if there
-is one, by TLS 1.3 with the site's certificate. No request is sent.
+gRPC says `Socket closed` for almost everything, so this connects by itself, as a call would. It goes through the proxy
+if there is one, by TLS 1.3 with the site's certificate. No request is sent.
 """
 
 from __future__ import annotations
@@ -210,21 +210,22 @@ def _await_server(tls: ssl.SSLSocket, address: str, identity: Identity, server: 
     try:
         first = tls.recv(1)
     except TimeoutError:
-        text = f"{address} has taken the connection and does not answer: it is busy, or hangs; look into its log"
+        text = f"{address} accepts connections and does not answer: it is busy, or hangs. Look into the server's log"
         return ConnectionDiagnosis(DiagnosisCode.BUSY, text, server)
     except OSError as error:
         return ConnectionDiagnosis(DiagnosisCode.REFUSED, _refusal_text(address, identity.certificate, error), server)
     if not first:
         return ConnectionDiagnosis(DiagnosisCode.REFUSED, _refusal_text(address, identity.certificate, None), server)
-    return ConnectionDiagnosis(DiagnosisCode.FINE, f"{address} answers, and takes the {identity.certificate}", server)
+    return ConnectionDiagnosis(DiagnosisCode.FINE, f"{address} answers, and accepts the {identity.certificate}", server)
 
 
 def _refusal_text(address: str, own: Certificate, error: OSError | None) -> str:
     reason = str(getattr(error, "reason", "") or "").lower()
     alert = f" ({reason.rpartition('alert_')[2].replace('_', ' ')})" if "alert" in reason else ""
     return (
-        f"{address} does not take the {own} (fingerprint {own.fingerprint[:16]}…, valid until {stamp(own.not_after)})"
-        f"{alert}: its CA may be unknown there, or that machine's clock wrong; ask the operator for the server's log"
+        f"{address} does not accept the {own} (fingerprint {own.fingerprint[:16]}…, valid until "
+        f"{stamp(own.not_after)}){alert}. Its CA may be unknown there, or the server's clock wrong. Ask the "
+        "operator for the server's log"
     )
 
 
@@ -236,10 +237,14 @@ def _explain_no_handshake(error: Exception, address: str) -> DiagnosisError:
         )
     if "PROTOCOL_VERSION" in reason or "UNSUPPORTED_PROTOCOL" in reason:
         return DiagnosisError(
-            DiagnosisCode.OLD_TLS, f"{address} does not speak TLS 1.3; upgrade it, or the gateway in front of it"
+            DiagnosisCode.OLD_TLS,
+            f"{address} does not speak TLS 1.3. Upgrade the server, or the gateway in front of it",
         )
-    text = f"{address} ends the connection during the TLS handshake ({error}): it has no room, or a firewall ends it"
-    return DiagnosisError(DiagnosisCode.BUSY, f"{text}; look into the server's log")
+    text = (
+        f"{address} ends the connection during the TLS handshake ({error}): it has too many connections, or a "
+        "firewall ends them"
+    )
+    return DiagnosisError(DiagnosisCode.BUSY, f"{text}. Look into the server's log")
 
 
 def _explain_untrusted(
@@ -251,16 +256,19 @@ def _explain_untrusted(
     shows = f"{address} shows a certificate (fingerprint {server[:16]}…)" if server else f"{address} shows one"
     if error.verify_code in _WRONG_NAMES:
         text = (
-            f"{shows} of {_hosts(pem)}, not of '{host}'; nothing was sent. "
-            "Correct the address, or have the server's certificate made for it"
+            f"{shows} of {_hosts(pem)}, not of '{host}'; nothing was sent. Correct the address, or ask the operator "
+            "for a certificate with this name"
         )
         return DiagnosisError(DiagnosisCode.SERVER_NAME, text, server)
     if error.verify_code in (_EXPIRED, _TOO_EARLY):
-        text = f"{shows} {_dates(pem)}; it is {stamp(now)} here. Is the clock right? If so, the operator must renew it"
+        text = (
+            f"{shows} {_dates(pem)}; it is {stamp(now)} here. Is the clock right? If so, the operator must renew "
+            "the server's certificate"
+        )
         return DiagnosisError(DiagnosisCode.SERVER_DATES, text, server)
     text = (
-        f"{shows} that {identity.folder / 'ca.pem'} does not vouch for ({error.verify_message}); nothing was sent. "
-        "It may be another server: correct the address, or install the bundle that the operator sent"
+        f"{shows} that the CAs in {identity.folder / 'ca.pem'} do not confirm ({error.verify_message}); nothing was "
+        "sent. It may be another server. Correct the address, or install the bundle that the operator sent"
     )
     return DiagnosisError(DiagnosisCode.SERVER_AUTHORITY, text, server)
 

@@ -161,7 +161,7 @@ class GrpcLink:
         return wire.unpack_next(response)
 
     def fetch(self, task: Task) -> bytes:
-        """See `Link.fetch`; the base comes in chunks, of which stored ones are not fetched again."""
+        """See `Link.fetch`; the base comes in chunks, and stored chunks are not fetched again."""
         if task.base_digest is None:
             raise ProtocolError("the task has nothing to fetch")
         fetching = _Fetching(self._caller, task.run, task.base_digest)

@@ -25,35 +25,35 @@ class Dirichlet(StrictModel):
     """Each class is divided among the sites by a Dirichlet draw (FedNH's partition)."""
 
     kind: Literal["dirichlet"]
-    sites: Annotated[int, Field(ge=1)]  # into how many
+    sites: Annotated[int, Field(ge=1)]  # number of sites
     beta: Annotated[float, Field(gt=0)]  # of the Dirichlet distribution: the smaller, the more skewed
-    min_examples: Annotated[int, Field(ge=1)] = 10  # a site
-    min_classes: Annotated[int, Field(ge=1)] = 2  # a site
+    min_examples: Annotated[int, Field(ge=1)] = 10  # for each site
+    min_classes: Annotated[int, Field(ge=1)] = 2  # for each site
 
 
 class PfllibDirichlet(StrictModel):
     """As `Dirichlet` without a minimum of classes, as PFLlib draws it (cwFedAVG's practical setting)."""
 
     kind: Literal["pfllib-dirichlet"]
-    sites: Annotated[int, Field(ge=1)]  # into how many
+    sites: Annotated[int, Field(ge=1)]  # number of sites
     beta: Annotated[float, Field(gt=0)]  # of the Dirichlet distribution: the smaller, the more skewed
-    min_examples: Annotated[int, Field(ge=1)] = 1  # a site; later versions of PFLlib ask for 40
+    min_examples: Annotated[int, Field(ge=1)] = 1  # for each site; later versions of PFLlib ask for 40
 
 
 class NiidBenchDirichlet(StrictModel):
     """As `Dirichlet`, as NIID-Bench and MOON draw it (FedProc's partition)."""
 
     kind: Literal["niid-bench-dirichlet"]
-    sites: Annotated[int, Field(ge=1)]  # into how many
+    sites: Annotated[int, Field(ge=1)]  # number of sites
     beta: Annotated[float, Field(gt=0)]  # of the Dirichlet distribution: the smaller, the more skewed
-    min_examples: Annotated[int, Field(ge=1)] = 10  # a site
+    min_examples: Annotated[int, Field(ge=1)] = 10  # for each site
 
 
 class CreffDirichlet(StrictModel):
     """As `Dirichlet`, as FedDF and CReFF draw it, cut anew into sites of one size (FedPRP's Dirichlet setting)."""
 
     kind: Literal["creff-dirichlet"]
-    sites: Annotated[int, Field(ge=1)]  # into how many; each ten share a part of the examples
+    sites: Annotated[int, Field(ge=1)]  # number of sites; each ten share a part of the examples
     beta: Annotated[float, Field(gt=0)]  # of the Dirichlet distribution: the smaller, the more skewed
 
 
@@ -61,17 +61,19 @@ class Pathological(StrictModel):
     """Every site has shares of a few classes and no others (PFLlib's and cwFedAVG's pathological setting)."""
 
     kind: Literal["pathological"]
-    sites: Annotated[int, Field(ge=1)]  # into how many
-    classes_each: Annotated[int, Field(ge=1)]  # a site
-    balanced: bool = False  # equal shares of a class, else drawn from a tenth of that upwards
+    sites: Annotated[int, Field(ge=1)]  # number of sites
+    classes_each: Annotated[int, Field(ge=1)]  # for each site
+    balanced: bool = (
+        False  # true: equal shares of a class; false: each share is drawn, at least a tenth of the mean share
+    )
 
 
 class Shards(StrictModel):
     """Each class is cut into shards, and every site gets the same number of them (FedPRP's sharding)."""
 
     kind: Literal["shards"]
-    sites: Annotated[int, Field(ge=1)]  # into how many
-    shards: Annotated[int, Field(ge=1)]  # a site
+    sites: Annotated[int, Field(ge=1)]  # number of sites
+    shards: Annotated[int, Field(ge=1)]  # for each site
 
 
 class ColumnPartition(StrictModel):
@@ -157,11 +159,13 @@ class Data(StrictModel):
     """Where images come from, and how one source is cut into sites; a simulation's, or one daemon's own."""
 
     source: Annotated[str, AfterValidator(_check_source)]  # one of `Source`, or a plug-in
-    options: Mapping[str, Any] = {}  # of a source that is a plug-in, for it to read
+    options: Mapping[str, Any] = {}  # options for a source that is a plug-in
     root: Path | None = None  # the folder of images or of a library's set; the file of an npz or a manifest (.csv)
     dataset: str | None = None  # medmnist only: which of its sets, as dermamnist or dermamnist_64
-    download: bool = False  # torchvision's sets and medmnist's
-    label_map: Mapping[str, str] = {}  # the site's own names, or numbers as text -> the run's; equal ones need no entry
+    download: bool = False  # download torchvision's and medmnist's sets
+    label_map: Mapping[
+        str, str
+    ] = {}  # the site's own class names, or numbers as text -> the run's; equal names need no entry
     ignore_labels: frozenset[str] = frozenset()  # own names whose images are left out
     max_unreadable_fraction: Annotated[float, Field(ge=0, lt=1)] = (
         0.0  # share of image files that may be left out as unreadable
@@ -169,28 +173,34 @@ class Data(StrictModel):
     group_pattern: str | None = (
         None  # folder and manifest: regex over the path below root; what its (group) matches stays together
     )
-    path_column: _Heading = "path"  # manifest only: its heading for a path, name or image id
-    # manifest only: its heading for the label; or several, of which the label's own has a 1 and the others have a 0
-    label_column: _Heading | Annotated[tuple[_Heading, ...], Field(min_length=2)] = "label"
-    group_column: _Heading | None = None  # manifest only: its heading for the group; else `group`, if there is one
-    site_column: _Heading = "site"  # manifest only: its heading for the site, with partition "column"
+    path_column: _Heading = "path"  # manifest only: heading of the column with the path, name or image id
+    label_column: _Heading | Annotated[tuple[_Heading, ...], Field(min_length=2)] = (
+        "label"  # manifest only: heading of the label; or one heading for each label, whose column has 1 or 0
+    )
+    group_column: _Heading | None = None  # manifest only: heading of the group; None: `group`, if there is one
+    site_column: _Heading = "site"  # manifest only: heading of the site's column, with partition "column"
     preprocessing_digest: Annotated[str, Field(min_length=1)] | None = (
         None  # digest that a run's must equal, or it is refused
     )
     long_tail: Share | None = None  # imbalance factor: the rarest class's share of the most frequent one
     test_fraction: Share | None = (
-        None  # of each class, held out of a source without a test set: 0.3, or nothing beside local_test_fraction
+        None  # share of each class held out of a source without a test set; None: 0.3, or 0 with local_test_fraction
     )
-    # of each class's training examples: they are scored in the place of the test set, which is left out; to tune by
-    validation_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
-    # of each class's training examples: no site has them, and an evaluator refines models on them (method fedic)
-    auxiliary_per_class: Annotated[int, Field(ge=1)] | None = None
-    merge_test_into_train: bool = False  # the source's test set joins its training set: only sites have test sets then
-    local_test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None  # of each class, held out of a site's own
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] | None = (
+        None  # share of each class's training examples that replaces the test set in scores; for tuning
+    )
+    auxiliary_per_class: Annotated[int, Field(ge=1)] | None = (
+        None  # training examples of each class that no site gets: an evaluator refines models on them (fedic)
+    )
+    merge_test_into_train: bool = False  # add the source's test set to its training set; then only sites have test sets
+    local_test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = (
+        None  # share of each class held out of a site's own
+    )
     local_test: Literal["by-class"] | None = None  # the test set, each class divided among the sites that hold it
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # of the partition and of what is held out
-    # simulations only: so many, the partition's last, take no part; then each trains one round from the run's model
-    held_out_sites: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # seed of the partition and of held-out images
+    held_out_sites: Annotated[int, Field(ge=0)] = (
+        0  # simulations only: so many last sites take no part; afterwards each trains one round from the run's model
+    )
     partition: Partition = Whole()  # how a simulation, or a daemon's `partition_index`, cuts the source into sites
 
     @property
@@ -204,7 +214,7 @@ class Data(StrictModel):
         if self.options and self.source in SOURCES:
             raise ValueError(f"source {self.source} has no options; remove them")
         if (self.dataset is not None) != (self.source == "medmnist"):
-            raise ValueError("expected dataset with source medmnist, and with no other")
+            raise ValueError("expected dataset with source medmnist, and with no other source")
         # By their values: a recipe that was read and written again has all keys.
         columns = [key for key in _COLUMNS if getattr(self, key) != type(self).model_fields[key].default]
         if columns and self.source != "manifest":

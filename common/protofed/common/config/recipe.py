@@ -38,21 +38,25 @@ ShareBelowOne = Annotated[float, Field(gt=0, lt=1)]
 
 
 class DpPlan(StrictModel):
-    """`[plan.dp]`: noise by which what leaves a site tells almost nothing of any one of its patients.
+    """`[plan.dp]`: noise, so that what a site sends tells almost nothing about any one patient.
 
     A unit is a patient, or one image where the site's data have no groups.
     """
 
-    noise_multiplier: Annotated[float, Field(gt=0, le=1e6)]  # sigma: std of the noise on a step's sum, in max_unit_norm
+    noise_multiplier: Annotated[
+        float, Field(gt=0, le=1e6)
+    ]  # sigma: std of the noise on a step's gradient sum, in units of max_unit_norm
     max_unit_norm: Annotated[float, Field(gt=0, le=1e6)] = 1.0  # C: a unit's gradient is clipped to this norm
     sampling_rate: Annotated[float, Field(ge=1e-5, le=1)]  # q: the chance that a unit is in a step
     class_noise_multiplier: Annotated[float, Field(gt=0, le=1e6)] | None = (
         None  # std of the noise on class sums and counts, to which a unit adds a norm of 1 at most
     )
-    max_feature_norm: Annotated[float, Field(gt=0, le=1e6)] = 1.0  # of a feature in class sums; unit features have 1
-    min_noisy_count: Annotated[float, Field(ge=0, le=1e6)] = 10.0  # of a class, or it counts as absent
+    max_feature_norm: Annotated[float, Field(gt=0, le=1e6)] = (
+        1.0  # largest norm of a feature in class sums; unit features have norm 1
+    )
+    min_noisy_count: Annotated[float, Field(ge=0, le=1e6)] = 10.0  # a class with a lower noisy count counts as absent
     shared_by: Annotated[int, Field(ge=2, le=MAX_SECURE_SITES)] | None = (
-        None  # h: a fit is one step, and each site of an aggregation adds noise of sigma / sqrt(h); None: all of it
+        None  # h: a fit is one step, to which each site adds noise of sigma / sqrt(h); None: each site adds all noise
     )
 
     def steps(self, epochs: int) -> int:
@@ -71,27 +75,31 @@ class DpPlan(StrictModel):
 class Plan(StrictModel):
     """Local training: one fit on a site."""
 
-    epochs: Annotated[int, Field(ge=1, le=100_000)] = 1  # over the site's examples, in each round
-    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 64  # examples; over all ranks, if there are several
+    epochs: Annotated[int, Field(ge=1, le=100_000)] = 1  # passes over the site's examples in each round
+    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 64  # examples in a batch, over all ranks
     drop_last: bool = False  # leave out an epoch's last, smaller batch
-    loss: LocalLoss = "cross-entropy"  # of class logits; the others make up for the site's class frequencies pi
+    loss: LocalLoss = "cross-entropy"  # loss of class logits; the others correct for the site's class frequencies pi
     tau: Annotated[float, Field(gt=0, le=1000)] = 1.0  # logit-adjustment: cross-entropy of logits + tau log pi
-    sampling: Sampling = "shuffled"  # class-balanced: each class that a site has as often, drawn with replacement
-    optimizer: OptimizerName = "sgd"  # made anew in each round
-    lr: Annotated[float, Field(gt=0, le=1e38)] = 0.01  # of the first round, or at the end of the warm-up
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of sgd
-    weight_decay: Annotated[float, Field(ge=0, le=1e38)] = 0.0  # of all parameters that are trained
-    schedule: Literal["constant", "exponential", "step", "cosine"] = "constant"  # of lr, over rounds
+    sampling: Sampling = "shuffled"  # class-balanced: each of the site's classes equally often, with replacement
+    optimizer: OptimizerName = "sgd"  # without state from earlier rounds
+    lr: Annotated[float, Field(gt=0, le=1e38)] = 0.01  # learning rate of the first round, or at the end of the warm-up
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # momentum of sgd
+    weight_decay: Annotated[float, Field(ge=0, le=1e38)] = 0.0  # weight decay of all trained parameters
+    schedule: Literal["constant", "exponential", "step", "cosine"] = "constant"  # how lr changes over rounds
     lr_decay: Share = 1.0  # exponential: lr * lr_decay ** (round - 1); step: the factor at each of lr_steps
     lr_steps: Annotated[tuple[ShareBelowOne, ...], Field(max_length=100)] = (0.5, 0.75)  # step: shares of the rounds
-    warmup_rounds: Annotated[int, Field(ge=0, le=MAX_WARMUP)] = 0  # first rounds, in which the rate rises linearly
-    max_grad_norm: Annotated[float, Field(gt=0)] | None = None  # largest norm of all gradients together
+    warmup_rounds: Annotated[int, Field(ge=0, le=MAX_WARMUP)] = (
+        0  # number of first rounds in which the rate rises linearly
+    )
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = (
+        None  # largest norm of all gradients together; None: no clipping
+    )
     augmentation: Augment = (
         "none"  # crop after padding by 4 (with black, or reflected), horizontal flip, up to 15 degrees
     )
     amp: bool = True  # bfloat16 autocast and channels_last on a GPU; the CPU trains in float32
-    buffers: Literal["averaged", "local"] = "averaged"  # BatchNorm's statistics with which a site goes on
-    checkpoint: bool = False  # keep each epoch on the site's disk, so that an interrupted fit goes on there
+    buffers: Literal["averaged", "local"] = "averaged"  # BatchNorm statistics that a site continues with
+    checkpoint: bool = False  # store each epoch on the site's disk, so that an interrupted fit can continue
     dp: DpPlan | None = None  # differential privacy at the site; None: no noise
 
     @model_validator(mode="after")
@@ -107,8 +115,8 @@ class Plan(StrictModel):
         for key, expected in (("epochs", 1), ("optimizer", "sgd"), ("max_grad_norm", None)):
             if self.dp is not None and self.dp.shared_by is not None and getattr(self, key) != expected:
                 raise ValueError(
-                    f"plan.{key} = {getattr(self, key)!r}: with plan.dp.shared_by a fit is one step of SGD, whose "
-                    f"noise is that of the sum; set {expected!r}"
+                    f"plan.{key} = {getattr(self, key)!r}: with plan.dp.shared_by a fit is one step of SGD; set "
+                    f"{expected!r}"
                 )
         return self
 
@@ -117,7 +125,7 @@ class Plan(StrictModel):
         for key, expected in (("loss", "cross-entropy"), ("sampling", "shuffled")):
             if self.dp is not None and getattr(self, key) != expected:
                 raise ValueError(
-                    f"plan.{key} = {getattr(self, key)!r} follows a site's exact class counts, which [plan.dp] is to "
+                    f"plan.{key} = {getattr(self, key)!r} uses a site's exact class counts, which [plan.dp] must "
                     f"hide; set {expected!r}"
                 )
         return self
@@ -179,37 +187,61 @@ class Federation(StrictModel):
 
     min_sites: Sites = 2  # trainers that must be there before a round is opened
     participation: Share = 1.0  # share of the enrolled trainers that a round needs
-    over_selection: Annotated[float, Field(ge=1, le=1000)] = 1.0  # invite this many times more; the first ones count
+    over_selection: Annotated[float, Field(ge=1, le=1000)] = 1.0  # invite this many times as many; the first ones count
     quorum: Annotated[Sites | Share, WrapValidator(_quorum)] = (
         0.5  # updates that a round needs: a count, or a share of its size
     )
-    deadline_s: Seconds = 600.0  # after that a round is closed with what it has, or abandoned
-    grace: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the deadline that a quorum still waits for the rest
-    required_sites: Annotated[tuple[Id, ...], Field(max_length=1000)] = ()  # sites without whose update no round counts
-    min_contributors: Sites = 2  # to a class, or what there is of it stays; 1: in simulations only
-    stall_timeout_s: Seconds = 120.0  # without progress, a site counts as lost
-    max_attempts: Annotated[int, Field(ge=1, le=1_000_000)] = 5  # of one round below quorum, before the run fails
-    site_wait_timeout_s: Seconds = 604_800.0  # that a round waits for enough sites, before the run fails
-    max_update_norm: Annotated[float, Field(gt=0)] = 1e9  # of an update less the model that it starts from
-    max_model_mb: Annotated[float, Field(gt=0, le=MAX_BYTES / 1e6)] = 512.0  # of the first model, in 10^6 bytes
-    max_relative_norm: Annotated[float, Field(gt=0)] = 50.0  # the same, as a multiple of that model's own norm
-    outlier_factor: Annotated[float, Field(ge=2)] | None = 20.0  # times the cohort's median norm: rejected
-    robust: Robust = "none"  # how bad updates are bounded before the method aggregates; none: each counts as it is
-    max_bad_sites: Annotated[int, Field(ge=1, le=MAX_SITES)] = 1  # that "trimmed" and "krum" withstand in a round
-    max_weight_ratio: Annotated[float, Field(ge=1)] = 4.0  # a site's example count over the cohort's median: capped
-    score_every: Every = 1  # rounds; 0: only the last
-    score_personal_every: Every | None = None  # likewise for sites' own models; None: as score_every
-    best_by: str | None = None  # score of the round whose state is kept as the best; None: the first that the run has
-    patience: Annotated[int, Field(ge=1, le=MAX_ROUNDS)] | None = None  # scored rounds without a better one: then end
-    min_improvement: Annotated[float, Field(ge=0, le=1)] = 0.0  # of that score, for a round to count as better
-    score_deadline_s: Seconds = 600.0  # after that a round goes on without the scores that are missing
-    heartbeat_s: Annotated[float, Field(ge=0.001, le=3600)] = (
-        5.0  # between a daemon's heartbeats; it takes 1 s at least
+    deadline_s: Seconds = 600.0  # then the round closes with the updates that it has, or is abandoned
+    grace: Annotated[float, Field(ge=0, le=1)] = (
+        0.5  # share of the deadline for which a quorum still waits for other updates
     )
-    secure: bool = False  # the server gets one sum in place of the updates
-    sum_step_s: Seconds = 60.0  # that a step of a sum waits for sites; each but the training takes a site moments
+    required_sites: Annotated[
+        tuple[Id, ...], Field(max_length=1000)
+    ] = ()  # a round counts only with an update of each of these sites
+    min_contributors: Sites = 2  # sites needed to change a class; with fewer it stays as it was; 1: in simulations only
+    stall_timeout_s: Seconds = 120.0  # a site without progress for so long counts as lost
+    max_attempts: Annotated[int, Field(ge=1, le=1_000_000)] = (
+        5  # attempts of one round below quorum before the run fails
+    )
+    site_wait_timeout_s: Seconds = 604_800.0  # how long a round waits for enough sites before the run fails
+    max_update_norm: Annotated[float, Field(gt=0)] = (
+        1e9  # largest norm of an update minus the model that it starts from
+    )
+    max_model_mb: Annotated[float, Field(gt=0, le=MAX_BYTES / 1e6)] = (
+        512.0  # largest size of the first model, in 10^6 bytes
+    )
+    max_relative_norm: Annotated[float, Field(gt=0)] = 50.0  # the same, as a multiple of that model's own norm
+    outlier_factor: Annotated[float, Field(ge=2)] | None = (
+        20.0  # an update over so many times the cohort's median norm is rejected
+    )
+    robust: Robust = "none"  # how bad updates are bounded before the method aggregates; none: each counts as it is
+    max_bad_sites: Annotated[int, Field(ge=1, le=MAX_SITES)] = (
+        1  # bad sites that "trimmed" and "krum" withstand in a round
+    )
+    max_weight_ratio: Annotated[float, Field(ge=1)] = (
+        4.0  # a site's example count is capped at so many times the cohort's median
+    )
+    score_every: Every = 1  # take scores every so many rounds; 0: only in the last
+    score_personal_every: Every | None = None  # the same for sites' own models; None: as score_every
+    best_by: str | None = (
+        None  # score that decides which round's state is kept as the best; None: the first score that the run has
+    )
+    patience: Annotated[int, Field(ge=1, le=MAX_ROUNDS)] | None = (
+        None  # end the run after so many scored rounds without a better one
+    )
+    min_improvement: Annotated[float, Field(ge=0, le=1)] = (
+        0.0  # least gain of that score for a round to count as better
+    )
+    score_deadline_s: Seconds = 600.0  # then the round continues without the missing scores
+    heartbeat_s: Annotated[float, Field(ge=0.001, le=3600)] = (
+        5.0  # time between a daemon's heartbeats; a daemon uses 1 s at least
+    )
+    secure: bool = False  # secure aggregation: the server gets the updates' aggregate in place of each update
+    sum_step_s: Seconds = (
+        60.0  # how long a step of a secure aggregation waits for sites; only training takes a site longer than moments
+    )
     sum_group: Annotated[int, Field(ge=1, le=MAX_SECURE_SITES)] = (
-        3  # least sites of a group, summed together or not; 1: any
+        3  # least number of sites in a group, which is aggregated whole or not at all; 1: no groups
     )
 
     @model_validator(mode="before")
@@ -223,7 +255,7 @@ class Federation(StrictModel):
 
     @property
     def fixed_point(self) -> FixedPoint | None:
-        """How numbers are summed; None: not `secure`."""
+        """How numbers are aggregated; None: not `secure`."""
         return POINT if self.secure else None
 
 
@@ -232,8 +264,8 @@ def _no_sum(rules: Federation) -> str:
     counted = {"quorum": rules.quorum, "required_sites": len(set(rules.required_sites))}
     if rules.min_sites < MIN_SECURE_SITES:
         return (
-            f"min_sites = {rules.min_sites}: expected {MIN_SECURE_SITES} or more: of two sites each has the other's "
-            "update by subtracting its own"
+            f"min_sites = {rules.min_sites}: expected {MIN_SECURE_SITES} or more. With two sites, each can subtract "
+            "its own update and so get the other's"
         )
     if isinstance(rules.quorum, int) and rules.quorum < MIN_SECURE_SITES:
         return f"quorum = {rules.quorum}: expected {MIN_SECURE_SITES} updates or more, or a share"
@@ -242,19 +274,19 @@ def _no_sum(rules: Federation) -> str:
             return f"{key} asks for {value} sites in a round: a secure aggregation takes {MAX_SECURE_SITES} at most"
     if rules.sum_group != 1 and not MIN_SECURE_SITES <= rules.sum_group <= rules.min_sites:
         return (
-            f"sum_group = {rules.sum_group}: expected {MIN_SECURE_SITES} to min_sites = {rules.min_sites}, for a round "
-            "opens with so many sites, and fewer than a group are not summed; or 1, and the difference of two rounds' "
-            "sums may tell of one site"
+            f"sum_group = {rules.sum_group}: expected {MIN_SECURE_SITES} to min_sites = {rules.min_sites}. A round "
+            "opens with min_sites sites, and fewer sites than a group are not aggregated. Or set 1: then the "
+            "difference of two rounds' aggregates may tell about one site"
         )
     if rules.outlier_factor is not None:
         return (
-            f"outlier_factor = {rules.outlier_factor:g} compares the sites' norms, of which the server sees none; "
-            "remove it (max_relative_norm holds: each site scales its own update down to it)"
+            f"outlier_factor = {rules.outlier_factor:g} compares the sites' norms, which the server does not see. "
+            "Remove it. max_relative_norm still holds: each site scales its own update down to this norm"
         )
     if rules.robust != "none":
         return (
-            f'robust = "{rules.robust}" compares the sites\' updates, of which the server sees none but their sum; '
-            "remove it, or secure: a run has one or the other"
+            f'robust = "{rules.robust}" compares the sites\' updates, and the server sees only their aggregate. '
+            "Remove robust, or secure"
         )
     return ""
 
@@ -267,7 +299,7 @@ class Evaluation(StrictModel):
     )
     probabilities: bool = False  # area under the ROC curve, and calibration error: seconds more at a daemon's start
     personal_test_images: Annotated[int, Field(ge=2)] | None = (
-        None  # of the shared test set, for sites' own models: a stratified sample by the seed; None: all
+        None  # images of the shared test set for scores of sites' own models: a stratified sample; None: all
     )
     class_order: Order = ()  # the classes from the most frequent to the rarest; empty: 0, 1, 2, … as a long tail
 
@@ -280,23 +312,23 @@ class Evaluation(StrictModel):
 class Recipe(StrictModel):
     """One run: all that a server, its sites or a simulation need to carry it out."""
 
-    name: Id  # of the run, unique at its server
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0  # of the model, the batches and who is invited
-    rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)]  # after the one that makes the model
-    classes: Annotated[int, Field(ge=2, le=MAX_CLASSES)]  # C
+    name: Id  # name of the run, unique at its server
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0  # seed of the model, the batches and the choice of sites
+    rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)]  # rounds after the one that makes the first model
+    classes: Annotated[int, Field(ge=2, le=MAX_CLASSES)]  # number of classes
     class_names: Annotated[tuple[ClassName, ...], Field(max_length=MAX_CLASSES)] = ()  # the classes by name
-    input: Input  # what images are brought to
+    input: Input  # shape and values that images are converted to
     method: NamedOptions  # how sites train and the server aggregates
     model: Model  # what is trained
     plan: Plan = Plan()  # local training
     federation: Federation = Federation()  # who takes part, and for how long a round waits
     evaluation: Evaluation = Evaluation()  # which scores are taken
-    data: Data | None = None  # simulations only: a site's data are its own daemon's setting
+    data: Data | None = None  # simulations only: a daemon has its data in its own settings
 
     @model_validator(mode="after")
     def _class_names(self) -> Recipe:
         if self.class_names and (len(self.class_names), len(set(self.class_names))) != (self.classes, self.classes):
-            raise ValueError(f"class_names: expected a name of its own for each of {self.classes} classes")
+            raise ValueError(f"class_names: expected one name for each of {self.classes} classes, all different")
         return self
 
     @model_validator(mode="after")
@@ -345,24 +377,25 @@ class Recipe(StrictModel):
             return self
         if not rules.secure:
             raise ValueError(
-                "plan.dp.shared_by is for sums of which the server sees no term: set federation.secure = true, too, or "
-                "remove it, and each site adds all of the noise"
+                "plan.dp.shared_by is for runs whose updates the server sees only as an aggregate. Set "
+                "federation.secure = true, too. Or remove shared_by, and each site adds all of the noise"
             )
         if not dp.shared_by <= rules.sum_group:
             raise ValueError(
-                f"plan.dp.shared_by = {dp.shared_by}: expected at most federation.sum_group = {rules.sum_group}, the "
-                "least sites whose noise is in a sum"
+                f"plan.dp.shared_by = {dp.shared_by}: expected at most federation.sum_group = {rules.sum_group}, "
+                "the least number of sites whose noise is in an aggregate"
             )
         if (most := dp.noise_share(self.plan.lr, self.plan.batch_size)) > POINT.limit / 16:
             raise ValueError(
-                f"plan.dp: a site's share of the noise is {most:.3g} on each number of the model; expected at most "
-                f"{POINT.limit / 16:g}, a 16th of what a sum takes: a smaller plan.lr or noise"
+                f"plan.dp: a site's share of the noise is {most:.3g} on each number of the model. Expected at most "
+                f"{POINT.limit / 16:g}, a 16th of what an aggregate can hold. Set a smaller plan.lr or noise"
             )
         step = dp.noise_share(self.plan.lowest_rate(self.rounds), self.plan.batch_size) * 2.0**POINT.bits
         if step < MIN_STEPS_OF_NOISE:
             raise ValueError(
-                f"plan.dp: a site's share of the noise is {step:.3g} steps of 2^-{POINT.bits}, to which a sum rounds; "
-                f"expected {MIN_STEPS_OF_NOISE} or more, so that it costs no privacy: a larger plan.lr or noise"
+                f"plan.dp: a site's share of the noise is {step:.3g} steps of 2^-{POINT.bits}, to which an "
+                f"aggregate rounds. Expected {MIN_STEPS_OF_NOISE} steps or more, so that rounding costs no privacy. "
+                "Set a larger plan.lr or noise"
             )
         return self
 
@@ -388,13 +421,13 @@ class Recipe(StrictModel):
         return self.model_dump_json(exclude={"data"})
 
     def preprocessing_digest(self) -> Digest:
-        """A digest that is equal for recipes by which sites preprocess images and number classes in the same way."""
+        """A digest that is equal for recipes with the same preprocessing of images and the same order of classes."""
         fields = {"input": self.input.model_dump(), "class_names": self.class_names, "version": PREPROCESSING}
         return digest(json.dumps(fields, sort_keys=True).encode())
 
     @property
     def names(self) -> frozenset[str]:
-        """All names of methods, models and data in it, of which some may be plug-ins; `simulate` allows them."""
+        """All names of methods, models and data in it; some may be plug-ins; `simulate` allows them."""
         data = () if self.data is None else (self.data.source, self.data.partition.kind)
         return frozenset({self.method.name, self.model.name, *data})
 
@@ -455,8 +488,8 @@ class DpCost:
             on a Poisson sample of the units.
         class_releases: of class sums and counts, each a Gaussian mechanism of noise `class_noise_multiplier` on all
             units, without sampling.
-        linear: what leaves is the model after one training, no part of which stays for a later fit: of a training of
-            one step the noise can be added where updates are summed (`DpPlan.shared_by`).
+        linear: what is sent is the model after one training, and nothing stays for a later fit. After a training of one
+            step the noise can be added where updates are aggregated (`DpPlan.shared_by`).
     """
 
     epochs: tuple[int, ...]

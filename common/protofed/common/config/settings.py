@@ -109,7 +109,7 @@ def _name_or_file(text: str, folder: Path, key: str) -> str:
     if folder != Path() and (folder / text).is_file():
         raise ConfigError(
             f"{key} = '{short(text)}': a word is the name of what comes with protofed, and {folder} has a file of "
-            f"that name, too; for the file write './{short(text)}'; for the other one rename the file"
+            f"that name, too. For the file write './{short(text)}'. For what comes with protofed, rename the file"
         )
     return text
 
@@ -152,10 +152,10 @@ class Webhook(StrictModel):
 
     name: Id  # of the channel, in logs and metrics
     url: Secret | None = None  # https://…; http:// without a bearer token, which others could read on the way
-    url_file: Path | None = None  # a file (0600) with the URL, in its place: of services whose URL is the secret
+    url_file: Path | None = None  # file (0600) with the URL, in place of `url`; for services whose URL is a secret
     hmac_secret: Path | None = None  # file (0600) with the secret that signs the body
     bearer_token: Path | None = None  # file (0600) with the token of the header Authorization
-    ca: Path | None = None  # PEM file of the CAs that its certificate may be of; None: the system's
+    ca: Path | None = None  # PEM file of the CAs that may issue its certificate; None: the system's
 
     @model_validator(mode="after")
     def _one_address_and_one_secret(self) -> Self:
@@ -190,12 +190,12 @@ class Webhook(StrictModel):
 class Smtp(StrictModel):
     """A mail server that takes each message as text/plain."""
 
-    host: Host  # by a name of its certificate
+    host: Host  # host name, as in its certificate
     port: Annotated[int, Field(ge=1, le=65_535)] = 587  # 465 is usual for tls, 25 for none
     security: Literal["starttls", "tls", "none"] = "starttls"  # none: unencrypted, and without a password
     username: Annotated[str, Field(min_length=1, max_length=256)] | None = None  # None: no login
     password: Path | None = None  # file (0600) with the password of `username`
-    ca: Path | None = None  # PEM file of the CAs that its certificate may be of; None: the system's
+    ca: Path | None = None  # PEM file of the CAs that may issue its certificate; None: the system's
     sender: Address  # the address that messages come from
     to: Annotated[tuple[Address, ...], Field(min_length=1, max_length=100)]  # the addresses that get them
 
@@ -211,13 +211,19 @@ class Smtp(StrictModel):
 class Notify(StrictModel):
     """Messages to people who do not watch: by webhooks, by e-mail, or both."""
 
-    events: Annotated[frozenset[NotifyEvent], Field(min_length=1)] = frozenset(NotifyEvent)  # what is told
+    events: Annotated[frozenset[NotifyEvent], Field(min_length=1)] = frozenset(
+        NotifyEvent
+    )  # events to send messages about
     webhooks: tuple[Webhook, ...] = ()  # tables `[[notify.webhooks]]`
     smtp: Smtp | None = None  # table `[notify.smtp]`, the channel `email`
     proxy: Secret | None = None  # http://[user:password@]host:port, on the way to webhooks on other machines
-    stalled_after_s: Seconds = 900.0  # for which a run that is not paused has not advanced
-    silent_after_s: Seconds = 3600.0  # without progress of a site, while a run goes on
-    certificate_days: Annotated[tuple[Days, ...], Field(min_length=1, max_length=10)] = (30, 7, 1)  # before it ends
+    stalled_after_s: Seconds = 900.0  # message about a run that has not advanced for so long, and is not paused
+    silent_after_s: Seconds = 3600.0  # message about a site without progress for so long, while a run goes on
+    certificate_days: Annotated[tuple[Days, ...], Field(min_length=1, max_length=10)] = (
+        30,
+        7,
+        1,
+    )  # days before a certificate ends
 
     @model_validator(mode="after")
     def _what_can_be_over(self) -> Self:
@@ -253,7 +259,7 @@ def _can_be_shown(institution: str) -> str:
 class Monitoring(StrictModel):
     """The HTTP endpoint of a daemon with /metrics, /healthz and /readyz."""
 
-    listen: str  # host:port; port 0 takes a free one
+    listen: str  # host:port to listen on; port 0 takes a free one
     identity: Path | None = None  # folder with cert.pem and key.pem: HTTPS in place of HTTP
     token: Path | None = None  # file with the bearer token that /metrics asks for
 
@@ -263,22 +269,22 @@ class ServerSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="PROTOFED_SERVER_", env_nested_delimiter="__", extra="forbid")
 
-    plugins: frozenset[str] = frozenset()  # methods beside protofed's that a run may name: code that you trust
-    # files, or shipped names; queued at the start, if the ledger does not know them; more by `protofed runs start`
-    recipes: list[NameOrFile] = []
-    listen: str = "127.0.0.1:7443"  # host:port; port 0 takes a free one
-    # folder with the server's certificate, and `operators/` with the first operators'; "none": no TLS, loopback only
-    identity: IdentityChoice = None
-    max_connections: Annotated[int, Field(ge=1)] = 4096  # silent ones leave after 10 s; the process's limit may be less
-    state: Path = Path("protofed-server")  # ledger, blobs, journal and audit
+    plugins: frozenset[str] = frozenset()  # plug-in methods that a run may name: code that you trust
+    recipes: list[NameOrFile] = []  # files or shipped names, queued at the start unless the ledger has them
+    listen: str = "127.0.0.1:7443"  # host:port to listen on; port 0 takes a free one
+    identity: IdentityChoice = None  # folder with its certificate and `operators/`; "none": no TLS, loopback only
+    max_connections: Annotated[int, Field(ge=1)] = (
+        4096  # the server closes silent ones after 10 s; the process's own limit may be lower
+    )
+    state: Path = Path("protofed-server")  # folder of ledger, blobs, journal and audit log
     ledger: DatabaseUrl | None = None  # URL of a database, as postgresql+psycopg://…; None: SQLite in the state folder
-    blobs: Path | None = None  # folder that is there, as on a shared disk; None: in the state folder
-    keep_rounds: Annotated[int, Field(ge=0)] = 2  # behind the newest: can be verified, rolled back to; 0: all
+    blobs: Path | None = None  # existing folder, such as on a shared disk; None: in the state folder
+    keep_rounds: Annotated[int, Field(ge=0)] = 2  # rounds kept behind the newest, to verify or roll back to; 0: all
     metrics: Monitoring | None = None  # where /metrics and /readyz are answered; None: nowhere
     notify: Notify | None = None  # who is told when something happens; None: nobody
     tensorboard: Path | None = None  # folder for event files of every run, for TensorBoard
-    mlflow: DatabaseUrl | None = None  # tracking URI
-    memory_limit_mb: Annotated[int, Field(ge=1)] | None = None  # no upload begins above it; None: 90 % of its cgroup
+    mlflow: DatabaseUrl | None = None  # tracking URI of MLflow
+    memory_limit_mb: Annotated[int, Field(ge=1)] | None = None  # above it no upload starts; None: 90 % of its cgroup
 
 
 class ClientSettings(BaseSettings):
@@ -286,20 +292,20 @@ class ClientSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="PROTOFED_CLIENT_", env_nested_delimiter="__", extra="forbid")
 
-    site: Id  # as in its certificate
-    server: str = "127.0.0.1:7443"  # host:port, the host by a name of its certificate
+    site: Id  # the site's id, as in its certificate
+    server: str = "127.0.0.1:7443"  # host:port of the server, the host as in its certificate
     roles: Annotated[frozenset[Role], Field(min_length=1)] = frozenset(
         {Role.TRAINER}
     )  # evaluator: scores the global model
-    policy: NameOrFile  # what may leave: a file, or `standard`, …
-    state: Path  # memory, receipts
+    policy: NameOrFile  # the site's policy: a file, or a shipped one such as `standard`
+    state: Path  # folder of the site's memory and receipts
     data: Data  # where the images are
-    partition_index: Annotated[int, Field(ge=0)] = 0  # which of data.partition's sites this is, counted from 0
+    partition_index: Annotated[int, Field(ge=0)] = 0  # index of this site among data.partition's sites, from 0
     institution: Annotated[str, AfterValidator(_can_be_shown)] = (
         ""  # its name in the list of partners; empty: the site's
     )
     device: str = "auto"  # auto, cpu, cuda or cuda:N
-    threads: Annotated[int, Field(ge=1)] | None = None  # of PyTorch on the CPU
+    threads: Annotated[int, Field(ge=1)] | None = None  # PyTorch's threads on the CPU
     identity: IdentityChoice = None  # folder with cert.pem, key.pem and ca.pem; "none": no TLS, on this machine only
     metrics: Monitoring | None = None  # where /metrics and /readyz are answered; None: nowhere
     when_revoked: Literal["end", "wait"] = "end"  # exit (76), or wait for a new certificate, as the images do

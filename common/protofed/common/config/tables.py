@@ -48,7 +48,7 @@ class Model(NamedOptions):
     """`[model]`: a name with options, and what the model's body begins with."""
 
     pretrained_body: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = (
-        None  # the body that the run begins with: the BLAKE3 of a file that every site has
+        None  # BLAKE3 of the file with the body that the run starts from; every site has this file
     )
 
 
@@ -71,11 +71,17 @@ class Input(StrictModel):
     """`[input]`: the shape and normalisation that every site brings its images to; the run fixes it for all sites."""
 
     shape: tuple[int, int, int]  # channels, height, width
-    mean: tuple[Mean, ...] = (0.5,)  # by channel, of pixels in 0..1; one value serves all channels
-    std: tuple[Std, ...] = (0.5,)  # likewise; pixels become (pixel - mean) / std
-    fit: Literal["exact", "stretch", "crop", "pad"] = "exact"  # images of another size; exact: refused
-    colours: Literal["exact", "convert"] = "exact"  # grey where colour is meant, or the other way round
-    window: tuple[Level, Width] | None = None  # centre and width, in the files' own units, that become 0..1
+    mean: tuple[Mean, ...] = (0.5,)  # mean of pixels in 0..1, by channel; one value serves all channels
+    std: tuple[Std, ...] = (0.5,)  # std of pixels in 0..1, by channel; pixels become (pixel - mean) / std
+    fit: Literal["exact", "stretch", "crop", "pad"] = (
+        "exact"  # what happens to images of another size; exact: they are refused
+    )
+    colours: Literal["exact", "convert"] = (
+        "exact"  # what happens to grey images in a colour run, or the reverse; exact: they are refused
+    )
+    window: tuple[Level, Width] | None = (
+        None  # centre and width of the values that become 0..1, in the files' own units
+    )
 
     @model_validator(mode="after")
     def _channels(self) -> Input:

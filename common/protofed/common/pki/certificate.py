@@ -3,7 +3,7 @@
 Of public keys there are short codes, to be read out over the telephone. A code is the first 80 bits of the key's
 fingerprint in Crockford's base32 (https://www.crockford.com/base32.html): 16 of 0-9 and A-Z without I, L, O and U, in
 four groups. Whoever swaps a request on its way must find a key with the same code, a second preimage: about 2**80 keys.
-A code of six digits would take a million keys, which one core makes in half a minute; such codes are safe only where
+A code of six digits would take a million keys, which one core makes in half a minute. Such codes are safe only where
 both sides commit to their keys before either sees the other's.
 """
 
@@ -127,8 +127,8 @@ def read_names(names: x509.SubjectAlternativeName, where: str) -> tuple[Party, s
     party, _, name = uris[0].removeprefix(SCHEME).partition("/") if len(uris) == 1 else ("", "", "")
     if party not in set(Party) or not uris[0].startswith(SCHEME):
         raise ConfigError(
-            f"{where} names nobody whom protofed knows; expected one alternative name such as {SCHEME}site/a, "
-            "as `protofed certs request` writes it"
+            f"{where} names nobody whom protofed knows. Expected one alternative name such as {SCHEME}site/a, as "
+            "`protofed certs request` writes it"
         )
     dns = names.get_values_for_type(x509.DNSName)
     addresses = [str(address) for address in names.get_values_for_type(x509.IPAddress)]
@@ -200,9 +200,9 @@ def differences(text: str, fingerprint: str) -> list[int]:
         pairs = zip(_groups(letters), code(fingerprint).split("-"), strict=True)
     else:
         raise ConfigError(
-            f"code {short(text)!r}: expected four groups of four, such as K7QF-2M4X-9RTA-HWZC, as `protofed certs "
-            "request` prints them where the key is, and `protofed consortium --offer`; or the fingerprint's 64 "
-            "hexadecimal digits"
+            f"code {short(text)!r}: expected four groups of four, such as K7QF-2M4X-9RTA-HWZC. `protofed certs "
+            "request` prints it where the key is, and so does `protofed consortium --offer`. Or give the "
+            "fingerprint's 64 hexadecimal digits"
         )
     return [number for number, (ours, theirs) in enumerate(pairs, 1) if ours != theirs]
 

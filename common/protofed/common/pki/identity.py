@@ -127,8 +127,8 @@ def check_identity(folder: Path, files: Files, party: Party, now: datetime) -> I
         article = "an" if party is Party.OPERATOR else "a"
         raise IdentityError(
             IdentityProblem.ANOTHERS,
-            f"{path} is the {certificate}; expected {article} {party}'s: give another --identity folder, "
-            f"or make one by `protofed certs request --{party}`",
+            f"{path} is the {certificate}; expected {article} {party}'s. Give another --identity folder, or make "
+            f"one with `protofed certs request --{party}`",
         )
     if not has_usage(load(files[CERTIFICATE], str(path))[0], party):
         raise IdentityError(
@@ -212,7 +212,7 @@ class LiveIdentity:
         self._version, self._refused, self.problem = version, None, ""
 
     def _check_name(self, certificate: Certificate) -> None:
-        """Check that a certificate is a renewal of the one that is used.
+        """Check that a certificate is a renewal of the certificate in use.
 
         Raises:
             IdentityError: it is of another name.
@@ -221,7 +221,7 @@ class LiveIdentity:
             raise IdentityError(
                 IdentityProblem.ANOTHERS,
                 f"{self._folder / CERTIFICATE} is the {certificate} now; expected a renewal of the "
-                f"{self._identity.certificate}: start this program again to act as the other",
+                f"{self._identity.certificate}. To act as another party, start this program again",
             )
 
     def _fingerprint(self) -> str:
@@ -282,7 +282,7 @@ def _matching_key(folder: Path, files: Files) -> bytes:
     for name in (KEY, NEXT_KEY):
         if name in files and _public_key(files[name], folder / name) == expected:
             return files[name]
-    text = f"{folder / KEY} is not the key of {folder / CERTIFICATE}; bring back the one that belongs to it, or "
+    text = f"{folder / KEY} is not the key of {folder / CERTIFICATE}. Restore the key that belongs to it, or "
     raise IdentityError(IdentityProblem.KEY_OTHER, text + _advice(folder))
 
 
@@ -306,9 +306,9 @@ def _check_signer(folder: Path, files: Files, certificate: Certificate, now: dat
     if not not_before <= now <= not_after:
         raise IdentityError(
             IdentityProblem.AUTHORITY_DATES,
-            f"the CA that signed the {certificate} in {folder} is valid from {stamp(not_before)} "
-            f"until {stamp(not_after)}; it is {stamp(now)} now. Is this machine's clock right? If so, ask for a bundle "
-            "of the new CA",
+            f"the CA that signed the {certificate} in {folder} is valid from {stamp(not_before)} until "
+            f"{stamp(not_after)}; it is {stamp(now)} now. Is this machine's clock right? If so, ask for a bundle of "
+            "the new CA",
         )
 
 
@@ -343,8 +343,8 @@ def endorsed(identity: Identity, key: bytes) -> Endorsement:
     private = load_pem_private_key(identity.key_pem, None)
     if not isinstance(private, ec.EllipticCurvePrivateKey):
         raise ConfigError(
-            f"the key of the {identity.certificate} cannot endorse the identity for secure aggregation: expected one "
-            "of an elliptic curve, as `protofed certs request` makes it"
+            f"the key of the {identity.certificate} cannot endorse the identity for secure aggregation: expected an "
+            "elliptic-curve key, as `protofed certs request` makes it"
         )
     signature = private.sign(_statement(identity.certificate.name, key), ec.ECDSA(SHA256()))
     return Endorsement(identity.certificate_pem, signature)
@@ -369,7 +369,7 @@ def check_endorsement(endorsement: Endorsement, site: SiteId, key: bytes, author
     if (certificate.party, certificate.name) != (Party.SITE, site) or not has_usage(x509, Party.SITE):
         raise _unendorsed(site, f"it comes with the {certificate}")
     if not trusted or not certificate.not_before <= now <= certificate.not_after:
-        raise _unendorsed(site, f"the {certificate} is of another CA than this site's, or not valid now")
+        raise _unendorsed(site, f"another CA than this site's issued the {certificate}, or it is not valid now")
     public = x509.public_key()
     if not isinstance(public, ec.EllipticCurvePublicKey):
         raise _unendorsed(site, "its certificate's key is not of an elliptic curve")

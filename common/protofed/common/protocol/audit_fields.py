@@ -1,8 +1,8 @@
 """What audit logs record of a message: all of its fields, without content.
 
-By protobuf descriptor, so that a new field is recorded without a line here, and safe by default: of a type that could
-carry data there is only a size, a name or a digest. Texts and lists are bounded, whatever a peer sends. A site's own
-log has the values of numbers and scores, too: who answers for the data reads there what exactly was disclosed.
+It goes by protobuf descriptor, so a new field is recorded without a line here. It is safe by default: of a type that
+could carry data there is only a size, a name or a digest. Texts and lists are bounded, whatever a peer sends. A site's
+own log has the values of numbers and scores, too: who answers for the data reads there what exactly was disclosed.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def audit_fields(message: Message, *, values: bool = False) -> dict[str, Fact]:
     """A message's fields by name; as on the wire, fields that are 0 or empty are left out.
 
     Words, ids, digests and integers are recorded as they are. Of `bytes` there is the size, of a floating-point number
-    only `True`, of a map its sorted keys, of a recipe its digest, of a certificate its fingerprint. The fields of
-    `caller` stand beside the others. A tensor is `body/conv.weight float32 [32, 1, 3, 3]`, and `parts` has
-    `[part, tensors, bytes]` of each part.
+    only `True`, of a map its sorted keys. Of a recipe there is its digest, of a certificate its fingerprint. The fields
+    of `caller` stand beside the others. A tensor is `body/conv.weight float32 [32, 1, 3, 3]`, and `parts` has `[part,
+    tensors, bytes]` of each part.
 
     A text of more than `LONGEST_TEXT` characters, or a list of more than `LONGEST_LIST` bytes, becomes its length and
     digest; `parts` stays. Of a list of more than `MAX_ITEMS` there is only the length.

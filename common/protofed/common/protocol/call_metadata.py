@@ -1,9 +1,9 @@
 """What travels beside a call, as metadata of its answer.
 
-A health check's answer has the server's time and versions, and the status of the peer's certificate, as initial
-metadata, so that the check itself stays the standard one. A refusal has, as trailing metadata, when the call may be
-tried again, and why it is denied for longer than a moment. gRPC reads the name of the first only in its own retries,
-which are off on both sides: ours read it.
+A health check's answer has initial metadata: the server's time and versions, and the status of the peer's certificate.
+So the check itself stays the standard one. A refusal has trailing metadata: when the call may be tried again, and why
+it is denied for longer than a moment. gRPC reads the first one only in its own retries, which are off on both sides.
+protofed's retries read it.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from protofed.common.protocol.messages import CHUNK_BYTES
 from protofed.common.storage import files
 
 MARKS = ".held"  # suffix of the file that marks which chunks are received
-_GONE = "nothing was started, or it is gone; begin it again"
+_GONE = "no upload was started, or it is gone; begin it again"
 
 
 class PartialBlob:
@@ -164,7 +164,7 @@ class PartialBlob:
 
     def _not_announced(self) -> CodecError:
         self._remove()
-        return CodecError("the digest of all chunks is not the one that was announced; begin it again")
+        return CodecError("the uploaded chunks have another digest than announced; begin it again")
 
     def _resumable(self, total: int) -> frozenset[int] | None:
         """The chunks received earlier; None: there is no file of this size to continue."""

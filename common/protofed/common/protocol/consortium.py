@@ -1,9 +1,10 @@
-"""A consortium: the numbered list of partners that hospitals confirm by one code, and are summed with alone.
+"""A consortium: the numbered list of partners that hospitals confirm by one code. No other site is aggregated with
+them.
 
 Whoever runs server and CA can register sites of its own, and subtract what these sent from a sum. No certificate stops
 that, so people do: each hospital confirms the list in which the partners' identities for secure aggregation stands.
 
-The coordinator chooses the list freely, and could show two hospitals two lists with one code: of a plain hash of 80
+The coordinator chooses the list freely, and could show two hospitals two lists with one code. For a plain hash of 80
 bits such a pair is found in 2**40 trials, which is an afternoon. So `scrypt` makes a code take a third of a second and
 128 MiB, and 2**40 codes some 10,000 years of a core.
 """
@@ -132,7 +133,7 @@ def read(document: str) -> Consortium:
     try:
         consortium = _LIST.validate_json(document)
     except ValidationError as error:
-        raise ConfigError("this is no consortium's list: expected number, coordinator and partners") from error
+        raise ConfigError("this is no list of partners: expected number, coordinator and partners") from error
     return checked(consortium)
 
 
@@ -148,7 +149,7 @@ def checked(consortium: Consortium) -> Consortium:
     if consortium.number < 1 or sites != sorted(set(sites)):
         raise ConfigError("a consortium's list is numbered from 1, sorted by site, and names each site once")
     if len(set(keys)) < len(keys):
-        raise ConfigError("two partners of the consortium have the same identity: one of them stands for another")
+        raise ConfigError("two partners of the consortium have the same identity: one of them poses as the other")
     for one in consortium.partners:
         check_id("site", one.site)
         check_name(one.institution)
@@ -178,7 +179,8 @@ def check_name(institution: str) -> str:
     """
     if not (institution.strip() == institution and 0 < len(institution) <= MAX_NAME and institution.isprintable()):
         raise ConfigError(
-            f"institution {institution[:MAX_NAME]!r}: expected 1 to {MAX_NAME} printable characters, no space around"
+            f"institution {institution[:MAX_NAME]!r}: expected 1 to {MAX_NAME} printable characters, without a "
+            "space at either end"
         )
     return institution
 

@@ -1,6 +1,6 @@
 """What server and client exchange, independent of protobuf: tasks, receipts, progress, scores, telemetry.
 
-Numbers of a site's machine and daemon in heartbeats are a closed list, of which the site's policy allows some.
+Numbers of a site's machine and daemon in heartbeats are a closed list; the site's policy allows some of them.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Task:
         base_bytes: size of that blob.
         remaining_s: seconds until the round's deadline, by the server's monotonic clock.
         attempt: of the round, from 1.
-        sum_of: what is summed; None: the task is not of a secure aggregation.
+        sum_of: what is aggregated; None: the task is not of a secure aggregation.
         state_round: of FIT, the newest round in which an update of this site stands: it was accepted for an attempt
             that published a state and was not rolled back; 0: none. None: of other tasks.
     """
@@ -265,13 +265,14 @@ class Telemetry(StrEnum):
 
 
 _DISCLOSES = {
-    Telemetry.GPU_MEMORY_BYTES: "GPU memory that the daemon holds: examples lie there if they fit, so that it tells "
+    Telemetry.GPU_MEMORY_BYTES: "GPU memory that the daemon holds. Examples are kept there if they fit, so it tells "
     "roughly how many there are.",
-    Telemetry.DISK_FREE_BYTES: "What is free on the disk of the state folder, in whole 100 MB; others may write there.",
-    Telemetry.STEP_SECONDS: "How long a training step takes: with the duration of a round, roughly how many examples "
-    "there are.",
-    Telemetry.POLICY_REFUSALS: "How often the site's policy kept something; not what, nor why.",
-    Telemetry.BYTES_RELEASED: "How much left the site in updates, which the server has received anyway.",
+    Telemetry.DISK_FREE_BYTES: "What is free on the disk of the state folder, in whole 100 MB. Other programs may use "
+    "the same disk.",
+    Telemetry.STEP_SECONDS: "How long a training step takes. With the duration of a round it tells roughly how many "
+    "examples there are.",
+    Telemetry.POLICY_REFUSALS: "How often the site's policy kept something back; not what, nor why.",
+    Telemetry.BYTES_RELEASED: "How many bytes of updates the site sent. The server has received these updates anyway.",
 }
 
 

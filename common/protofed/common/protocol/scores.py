@@ -1,6 +1,6 @@
 """The closed list of numbers that sites may report: their names, who reports them, and the range of each.
 
-Sites name their scores by it, policies choose from it, and the server refuses whatever is not in it: a name that nobody
+Sites name their scores by it, and policies choose from it. The server refuses whatever is not in it. A name that nobody
 computes, or a value that no model can have, must reach no table, report or alert.
 
 `Spread` is a score over sites: mean, standard deviation and worst.
@@ -106,7 +106,7 @@ class ScoreNames:
         return None
 
     def judges(self, name: str) -> ScoreFamily:
-        """The family of a score by which the run's rounds can be judged: larger is better, and they can have it.
+        """The family of a score that can judge the run's rounds: larger is better, and the rounds can have it.
 
         Raises:
             ValueError: there is no such score, or this run's rounds never have it, with what to do.
@@ -119,7 +119,7 @@ class ScoreNames:
             ]
             near = nearest(name, judging) if family is None else ""
             meant = f"did you mean '{near}'?" if near else "such as 'global.balanced_accuracy'"
-            raise ValueError(f"'{short(name)}': expected a score of which more is better; {meant}")
+            raise ValueError(f"'{short(name)}': expected a score for which more is better; {meant}")
         if not self._is_on(family):
             raise ValueError(f"'{name}' is taken only with evaluation.{family.needs} = true; set it, or take another")
         if self._family(name) is None:
@@ -174,9 +174,9 @@ PAIR = 2  # of two values that differ, neither is the odd one out
 class Spread:
     """Mean, population standard deviation (METHODS §7) and worst value of a score over the sites that have it.
 
-    Of a score of the global model that three evaluators or more report, `mean` is the median: they score the same model
-    on the same test set, and no one of them must own the figure. `worst` is the smallest value, or the largest where
-    lower is better. `std` and `worst` are None of a secure aggregation, which says the mean alone.
+    If three evaluators or more report a score of the global model, `mean` is the median. They score the same model on
+    the same test set, and no single evaluator must decide the figure. `worst` is the smallest value, or the largest
+    where lower is better. `std` and `worst` are None of a secure aggregation, which says the mean alone.
     """
 
     mean: float
@@ -204,7 +204,7 @@ def deviation(values: list[float], mean: float) -> float:
 def spreads(
     by_site: Mapping[SiteId, Mapping[str, float]], sums: Mapping[str, Spread] | None = None
 ) -> dict[str, Spread]:
-    """Each score over the sites that report it; of those that were summed, what the sums say."""
+    """Each score over the sites that report it; for aggregated scores, what the aggregates say."""
     names = sorted({name for scores in by_site.values() for name in scores})
     values = {name: [scores[name] for scores in by_site.values() if name in scores] for name in names}
     by_name = {name: spread(scores, lower_is_better(name)) for name, scores in values.items()}

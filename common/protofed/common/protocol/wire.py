@@ -232,9 +232,9 @@ def read_verdict(call: str, reply: bytes) -> str:
 def is_idle(call: str, request: Any, reply: bytes) -> bool:
     """Whether a call of this name, once it is answered, only said that a daemon is there and that it has nothing to do.
 
-    So does an Enroll of a site that takes no tasks at present (`pause_reason`). One that does not repeat the daemon's
-    last one (`enrolled_as`) does more, also if it waits: it may fence another daemon, change the site's roles, or be
-    offered another run.
+    So does an Enroll of a site that takes no tasks at present (`pause_reason`). A call that does not repeat the
+    daemon's last one (`enrolled_as`) does more, also if it waits. It may fence another daemon, change the site's roles,
+    or be offered another run.
     """
     match call:
         case "Enroll":

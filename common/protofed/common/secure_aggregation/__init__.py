@@ -1,7 +1,8 @@
 """Secure aggregation: a server learns the sum of what sites send, and not what one of them sent.
 
-Bonawitz et al., CCS 2017: the malicious-server variant of double masking on the complete graph, Protocol 1 of the paper
-with its signatures and its consistency round. Everything here is pure: who stores and sends what is decided elsewhere.
+Bonawitz et al., CCS 2017: the malicious-server variant of double masking on the complete graph. It is Protocol 1 of the
+paper, with its signatures and its consistency round. Everything here is pure: who stores and sends what is decided
+elsewhere.
 
 Each step is a task. A masked vector travels beside its message. The site's functions are of the client's
 `secure_aggregation.session`. The server's are of its `rounds.secure_aggregation.steps`: what makes the message that a
@@ -36,8 +37,8 @@ has each row before any row is sent.
                  of its own and one with each other site, which cancel in the sum. It signs the set of those whose
                  masked vectors arrived; a set that too few have signed opens nothing. It gives shares: of a survivor's
                  own mask, or of the mask key of one that dropped out, never of both
-    groups       which sites are summed together
-    linear_form  what of an update is summed, as which integers, and what a method computes from the sum
+    groups       which sites are aggregated together
+    linear_form  what of an update is aggregated, as which integers, and what a method computes from the sum
     messages     what travels, as protobuf inside payloads
     score_sums   sums of the sites' own scores
 """

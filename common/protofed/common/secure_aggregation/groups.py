@@ -1,9 +1,9 @@
 """Groups of sites: a site is in one, in all runs, and a sum is over whole groups or is not opened.
 
-The members of a group are then in exactly the same opened sums, so whatever is computed from all sums of all runs is
-made of sums over whole groups, and no difference of them is about fewer sites than a group has (So et al., "Securing
-Secure Aggregation: Mitigating Multi-Round Privacy Leakage", AAAI 2023). Who colludes with the server is taken away from
-its group.
+The members of a group are then in exactly the same decrypted sums. Whatever is computed from all sums of all runs is
+made of sums over whole groups. No difference of them is about fewer sites than a group has (So et al., "Securing Secure
+Aggregation: Mitigating Multi-Round Privacy Leakage", AAAI 2023). Who colludes with the server is taken away from its
+group.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from protofed.common.payload import SiteId
 Group: TypeAlias = tuple[SiteId, ...]  # sorted
 Groups: TypeAlias = tuple[Group, ...]  # no site is in two; sorted
 _FORGET = (
-    "If the sites have agreed on other groups, since one of them has left for good or a study needs larger ones, a "
-    "person at each of them runs `protofed client consortium --forget-group`"
+    "The agreed groups change if a site has left for good, or if a study needs larger groups. Then a person at "
+    "each site runs `protofed client consortium --forget-group`"
 )
 
 
@@ -49,7 +49,7 @@ def large(groups: Groups, fewest: int) -> Groups:
 
 
 def summable(groups: Groups, sites: frozenset[SiteId], fewest: int) -> frozenset[SiteId]:
-    """Those of the sites that can be summed now: of whole groups, and newcomers if they are enough for one."""
+    """The sites that can be aggregated now: those of whole groups, and newcomers if they are enough for a group."""
     newcomers = sites - members(groups)
     return whole(large(groups, fewest), sites) | (newcomers if len(newcomers) >= fewest else frozenset())
 
@@ -67,7 +67,7 @@ def check_parts(groups: Groups, sites: Collection[SiteId]) -> None:
     """
     grouped = [site for group in groups for site in group]
     if groups != in_order(groups) or () in groups or sorted(grouped) != sorted(sites):
-        raise SecureAggregationError("other-group", "the groups are no sorted partition of the roster's sites")
+        raise SecureAggregationError("other-group", "the groups do not hold each of the roster's sites once, in order")
 
 
 def check_whole(groups: Groups, sites: Collection[SiteId], what: str) -> None:
@@ -79,16 +79,14 @@ def check_whole(groups: Groups, sites: Collection[SiteId], what: str) -> None:
     for group in groups:
         if (present := set(group).intersection(sites)) and len(present) < len(group):
             absent = ", ".join(sorted(set(group) - present))
-            raise SecureAggregationError(
-                "broken-group", f"the {what} are without {absent} of the group {', '.join(group)}"
-            )
+            raise SecureAggregationError("broken-group", f"the {what} lack {absent} of the group {', '.join(group)}")
 
 
 def check_own(groups: Groups, site: SiteId, pinned: Group | None, fewest: int) -> None:
     """Check a site's own group.
 
     Args:
-        pinned: in which the site was summed before, in any run; None: it was not, but alone.
+        pinned: in which the site was aggregated before, in any run; None: in none, except alone.
         fewest: sites that recipe and policy ask for.
 
     Raises:
@@ -98,9 +96,9 @@ def check_own(groups: Groups, site: SiteId, pinned: Group | None, fewest: int) -
     if pinned is not None and own != pinned:
         raise SecureAggregationError(
             "other-group",
-            f"the server puts this site into the group {', '.join(own)}, and had it in {', '.join(pinned)} before: the "
-            f"difference of sums over both would tell of fewer sites. {_FORGET}",
+            f"the server puts this site into the group {', '.join(own)}, and had it in {', '.join(pinned)} before. "
+            f"The difference of aggregates over both groups would tell about fewer sites. {_FORGET}",
         )
     if len(own) < fewest:
-        small = f"this site's group is of {len(own)}; expected {fewest} sites or more"
+        small = f"this site's group has {len(own)} sites; expected {fewest} or more"
         raise SecureAggregationError("small-group", small if pinned is None else f"{small}. {_FORGET}")

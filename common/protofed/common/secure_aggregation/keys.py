@@ -41,12 +41,12 @@ class Vector(StrEnum):
 
 @dataclass(frozen=True)
 class SumContext:
-    """Which sum it is: sites that were told different ones cannot be summed.
+    """Which sum it is: sites that were told different ones cannot be aggregated.
 
     Attributes:
         recipe: digest of the run's recipe, as the site read it.
         base: digest of the model that the sites were sent.
-        vectors: those that are summed, CONTRIBUTORS first.
+        vectors: those that are aggregated, CONTRIBUTORS first.
     """
 
     run: str
@@ -138,7 +138,9 @@ def combined(
     """
     usable = {place: row for place, row in shares.items() if all(len(share) == SEED_BYTES for share in row)}
     if len(usable) < threshold:
-        raise SecureAggregationError("too-few-shares", f"{len(usable)} shares are there, and {threshold} are needed")
+        raise SecureAggregationError(
+            "too-few-shares", f"{len(usable)} usable shares are there, and {threshold} are needed"
+        )
     seeds: list[bytes | None] = [None] * len(are_seeds)
 
     def gives(choice: tuple[int, ...], number: int) -> bool:
@@ -163,8 +165,10 @@ def combined(
 
 
 def _choices(places: Sequence[int], count: int, seeds: int) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Choices of places, each with a turn: all pairs, if they can be tried; else some choices at random, for the first
-    in order are nearly the same.
+    """Choices of places, each with a turn.
+
+    They are all pairs, if all can be tried. Otherwise they are random choices, because the first in order are nearly
+    the same.
     """
     if math.comb(len(places), count) * seeds <= 2 * _MAX_TRIES:
         yield from ((choice, turn) for turn in range(seeds) for choice in itertools.combinations(places, count))
@@ -298,7 +302,7 @@ class Roster:
     """The adverts of one sum, sorted by site: whose masks cancel.
 
     Attributes:
-        groups: of its sites; a set of them that is summed is made of whole ones.
+        groups: of its sites; a set of sites that is aggregated is made of whole groups.
 
     Raises:
         SecureAggregationError: too few or too many sites, two adverts of a site, equal keys, or a site in no group.
@@ -356,9 +360,7 @@ class Roster:
         for advert in self.adverts:
             vectors = len(self.context.vectors)
             if (len(advert.mask_keys), len(advert.commitments)) != (vectors, vectors):
-                raise SecureAggregationError(
-                    "bad-keys", f"the keys of {advert.site} are not those of {vectors} vectors"
-                )
+                raise SecureAggregationError("bad-keys", f"the keys of {advert.site} do not fit {vectors} vectors")
             check_signature(advert.identity, advert.signature, self.context.bind("keys", advert.facts), advert.site)
 
 
@@ -373,8 +375,8 @@ def check_signature(identity: bytes, signature: bytes, signed: bytes, site: Site
     except (InvalidSignature, ValueError) as error:
         raise SecureAggregationError(
             "bad-signature",
-            f"a message in the name of {site} is not signed by it for this sum: it was sent another model or recipe "
-            "than this site, or another wrote it",
+            f"{site} did not sign a message in its name for this aggregation. Either the server sent it another "
+            "model or recipe than this site, or somebody else wrote the message",
         ) from error
 
 
@@ -385,7 +387,7 @@ def check_members(roster: Roster, sites: Sequence[SiteId], what: str) -> None:
         SecureAggregationError: it is not.
     """
     if list(sites) != sorted(set(sites)) or not set(sites) <= roster.by_site.keys():
-        raise SecureAggregationError("other-survivors", f"the {what} are no sorted set of the roster's sites")
+        raise SecureAggregationError("other-survivors", f"the {what} are not in order, or not all sites of the roster")
     if len(sites) < roster.threshold:
         raise SecureAggregationError(
             "too-few-sites", f"{len(sites)} {what} of {len(roster.adverts)}; {roster.threshold} are needed"

@@ -1,6 +1,7 @@
-"""A method's linear form: what of an update is summed, and where each number stands in a site's vector.
+"""A method's linear form: what of an update is aggregated, and where each number stands in a site's vector.
 
-Both halves of a method name the same form, so that site and server agree on the vector without a word about it.
+The client and server algorithms of a method name the same form, so that site and server agree on the vector without a
+word about it.
 
 `FixedPoint` brings numbers to integers of the ring modulo 2**64, whose sums are exact and do not depend on order.
 `Sums` is what a server computes from an opened sum: means, class rows and mixtures, never what one site sent.
@@ -45,8 +46,9 @@ class FixedPoint:
         needed = math.log2(self.limit) + self.bits + math.log2(self.most) + 1  # and the sign
         if needed > WORD_BITS or self.most * round(math.ldexp(self.limit, self.bits)) >= 2 ** (WORD_BITS - 1):
             raise ConfigError(
-                f"a sum over {self.most} sites of numbers up to {self.limit:g} with {self.bits} bits of a fraction "
-                f"needs {needed:.1f} bits; expected at most {WORD_BITS}: make the limit or the number of bits smaller"
+                f"an aggregate over {self.most} sites of numbers up to {self.limit:g} with {self.bits} bits of a "
+                f"fraction needs {needed:.1f} bits; expected at most {WORD_BITS}. Lower the limit or the number of "
+                "bits"
             )
 
     def encoded(self, numbers: Array) -> Array:
@@ -59,7 +61,9 @@ class FixedPoint:
         """
         wide = np.asarray(numbers, dtype=np.float64)
         if math.isnan(float(np.min(wide, initial=0.0))):
-            raise SecureAggregationError("no-number", "a sum takes numbers alone, and one is none")
+            raise SecureAggregationError(
+                "no-number", "an aggregate takes numbers only, and one value is not a number (NaN)"
+            )
         flat, words, scaled = wide.reshape(-1), np.empty(wide.size, dtype=np.int64), np.empty(_BLOCK)
         for begin in range(0, len(flat), _BLOCK):
             piece = flat[begin : begin + _BLOCK]
@@ -86,7 +90,7 @@ MEAN, MIXTURE = "mean/", "mixture/"  # how its other keys begin, before a tensor
 
 @dataclass(frozen=True)
 class ClassRows:
-    """Rows by class, of which a site sends those that it has: [D] each, or [C, D].
+    """Rows by class, [D] each, or [C, D]: a site sends the rows that it has.
 
     Attributes:
         part: of the update, in which a row has its class's number as a name.
@@ -103,12 +107,12 @@ class ClassRows:
 class SumForm:
     """The sums from which a method makes its next state; integer tensors (BatchNorm's counters) are in none.
 
-    Rows and mixtures are by class: of a class that too few sites hold nothing is summed.
+    Rows and mixtures are by class: if too few sites hold a class, nothing of it is aggregated.
 
     Attributes:
-        means: parts x of which the sums are w x and w; w = 1, or n_k / 2**20.
+        means: parts x, whose sums are w x and w; w = 1, or n_k / 2**20.
         rows: class rows: the sums are 1_c row_c, [C, D] or [C, C, D], and 1_c [C].
-        mixtures: parts x of which the sums are w p_c x [C, ...] and w p_c [C].
+        mixtures: parts x, whose sums are w p_c x [C, ...] and w p_c [C].
         shares: the part whose one tensor [C] is p; of CLASS_PRESENCE p_c is 0 or 1.
     """
 
@@ -120,13 +124,13 @@ class SumForm:
 
     def __post_init__(self) -> None:
         if self.rows is not None and self.mixtures:
-            raise ValueError("a linear form has class rows or mixtures, not both: a site has one flag a class")
+            raise ValueError("a linear form has class rows or mixtures, not both: a site has one flag for each class")
         if bool(self.mixtures) != (self.shares is not None):
             raise ValueError("mixtures need the part with their shares, and nothing else does")
 
     @property
     def by_class(self) -> bool:
-        """Whether something is summed by class: sites count each class's contributors before they send numbers."""
+        """Whether something is aggregated by class: sites count each class's contributors before they send numbers."""
         return self.rows is not None or self.shares is not None
 
 
@@ -139,8 +143,8 @@ def read_form(half: object, method: str) -> SumForm:
     sum_form: Any = getattr(half, "sum_form", None)
     if sum_form is None:
         raise ConfigError(
-            f"method {method} has no linear form, so it cannot run with federation.secure = true, where the server "
-            "learns nothing but sums: choose another method, or remove federation.secure"
+            f"method {method} has no linear form, so federation.secure = true cannot hide its updates in an "
+            "aggregate. Choose another method, or remove federation.secure"
         )
     form: SumForm = sum_form()
     return form
@@ -281,9 +285,7 @@ class SumLayout:
         if self.form.weighting == "uniform":
             return 1.0
         if update.weight is None:
-            raise SecureAggregationError(
-                "no-count", "this run weighs by example counts, and the update has none to weigh by"
-            )
+            raise SecureAggregationError("no-count", "this run weighs by example counts, and the update has no count")
         return update.weight / EXAMPLES
 
     def _rows(self, update: Update) -> Tensors:
@@ -309,7 +311,7 @@ def _tensor(update: Update, key: str, shape: tuple[int, ...]) -> Array:
     _, part, name = key.split("/", 2)
     array = update.payload.get(Part(part), {}).get(name)
     if array is None or array.shape != shape:
-        raise SecureAggregationError("other-form", f"{part}/{name} is not as the sum of this run has it")
+        raise SecureAggregationError("other-form", f"{part}/{name} does not fit the layout of this run's aggregate")
     return array
 
 
@@ -325,7 +327,7 @@ def _matrix(sent: Payload, part: Part, name: str) -> Array:
     matrix = sent.get(part, {}).get(name)
     if matrix is None or matrix.ndim != 2:
         raise SecureAggregationError(
-            "other-form", f"the model has no {part}/{name} [C, D], by whose rows the sum is laid out"
+            "other-form", f"the model has no {part}/{name} [C, D], which gives the layout of the rows"
         )
     return matrix
 
@@ -348,21 +350,21 @@ class Sums:
 
     @property
     def weight(self) -> float:
-        """What the weights of all means add up to: of uniform ones, how many sites were summed."""
+        """What the weights of all means add up to; with uniform weights, the number of aggregated sites."""
         return float(self._tensors.get(WEIGHT, np.zeros(())))
 
     def mean(self, part: Part) -> dict[str, Array]:
         """The (weighted) mean of a part's tensors, each of its own shape and dtype; integer ones are not there.
 
         Raises:
-            StateError: nothing was summed, or all weights were zero.
+            StateError: nothing was aggregated, or all weights were zero.
         """
         if not (weight := self.weight) > 0:
             raise StateError("a secure aggregation of no updates: its weights add up to nothing")
         return {name: (total / weight).astype(dtype) for name, total, dtype in self._of(f"{MEAN}{part}/")}
 
     def averaged(self, state: Payload) -> dict[Part, Tensors]:
-        """All parts of which there are means, with the state's own integer tensors (BatchNorm's counters)."""
+        """All parts that have means, with the state's own integer tensors (BatchNorm's counters)."""
         return {part: {**state[part], **self.mean(part)} for part in self.layout.form.means if part in state}
 
     def row_means(self) -> dict[str, Array]:

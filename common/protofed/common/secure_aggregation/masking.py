@@ -1,11 +1,11 @@
 """A site's vector under its masks, and the sum of the sites' vectors without them.
 
 First the seeds of a site's masks are split into shares and sealed for each other site. Then the vectors are masked, and
-the set of sites whose vectors are summed is agreed by signatures before anything is revealed.
+the sites agree by signatures on the set whose vectors are aggregated, before anything is revealed.
 
-How many sites hold each row is opened for all of them before any row is sent: a row of too few is sent by nobody. A
-server that lied about the counts could have a row that one site alone holds sent as the "sum" of it. So each site is
-given all masked flags, each signed by its site, with the seeds that open them, and counts for itself.
+How many sites hold each row is decrypted before any row is sent. A row of too few sites is sent by nobody. A server
+that lied about the counts could have a row that one site alone holds sent as the "sum" of it. So each site is given all
+masked flags, each signed by its site, with the seeds that open them, and counts for itself.
 """
 
 from __future__ import annotations
@@ -94,9 +94,7 @@ def opened_shares(
         try:
             plain = _seal(secrets, roster, site, secrets.site).decrypt(_NONCE, ciphertext, None)
         except InvalidTag as error:
-            raise SecureAggregationError(
-                "bad-shares", f"the shares in the name of {site} were not sealed by it"
-            ) from error
+            raise SecureAggregationError("bad-shares", f"{site} did not seal the shares in its name") from error
         shares[site] = unpacked(plain, secrets.context.vectors)
     return shares
 
@@ -213,11 +211,11 @@ def opened(masks: Masks, survivors: Sequence[SiteId], revealed: Mapping[SiteId, 
 def _who_lied(masks: Masks, failed: Sequence[SiteId], known: Collection[SiteId], revealed: Collection[SiteId]) -> str:
     """As far as it can be known: a site dealt false shares of its seed, or too many revealed false ones of it."""
     many = len(revealed) - masks.roster.threshold + 1
-    liars = f"{many} or more of {', '.join(sorted(revealed))} revealed false ones"
+    liars = f"{many} or more of {', '.join(sorted(revealed))} revealed false shares"
     if not known:  # of all seeds at once
-        return f"the shares that sites revealed give no seed that was promised: {liars}"
+        return f"the shares that sites revealed do not give the seed that was promised: {liars}"
     names = ", ".join(failed)
-    return f"the shares of {names} do not give what {names} promised: dealt false, or {liars}; those of all others do"
+    return f"the shares of {names} do not give what {names} promised: they were dealt false, or {liars}. All others do"
 
 
 def check_opened(masks: Masks, survivors: Sequence[SiteId], seeds: Opened) -> None:
@@ -233,7 +231,7 @@ def check_opened(masks: Masks, survivors: Sequence[SiteId], seeds: Opened) -> No
         and all(_is_mask_seed(masks, site, seed) for site, seed in seeds.mask_seeds.items())
     )
     if not sound:
-        raise SecureAggregationError("false-shares", "the seeds that were opened are not those that the sites promised")
+        raise SecureAggregationError("false-shares", "the revealed seeds are not those that the sites promised")
 
 
 def unmasked(masks: Masks, survivors: Sequence[SiteId], vectors: Iterable[Array], seeds: Opened) -> Array:
@@ -264,7 +262,7 @@ def unmasked(masks: Masks, survivors: Sequence[SiteId], vectors: Iterable[Array]
 
 
 def _is_self_seed(masks: Masks, site: SiteId, seed: bytes) -> bool:
-    """Whether it is the one that the site promised."""
+    """Whether the site promised this seed."""
     promised = masks.roster.by_site[site].commitments[masks.context.vectors.index(masks.vector)]
     return commitment(masks.context, site, masks.vector, seed) == promised
 
@@ -276,7 +274,7 @@ def _is_mask_seed(masks: Masks, site: SiteId, seed: bytes) -> bool:
 
 
 def _add_pairs(total: Array, masks: Masks, site: SiteId, private: X25519PrivateKey, partners: Iterable[SiteId]) -> None:
-    """Add a site's halves of the masks that it has with others: of each pair the first adds, the second subtracts."""
+    """Add a site's part of the masks that it shares: the first site of a pair adds, the second subtracts."""
     for other in partners:
         if other != site:
             add_mask(total, masks.pair_key(site, private, other), subtract=site > other)
@@ -309,13 +307,13 @@ def counted(
         SecureAggregationError: something is not what its site sent or promised, or the sum is no count of these sites.
     """
     if not (set(survivors) == vectors.keys() == signatures.keys()):
-        raise SecureAggregationError("other-survivors", "the masked flags are not those of the survivors")
+        raise SecureAggregationError("other-survivors", "the masked flags do not come from the survivors")
     for site in survivors:
         check_vector(masks, site, vectors[site], signatures[site])
     check_opened(masks, survivors, seeds)
     counts = unmasked(masks, survivors, (vectors[site] for site in survivors), seeds).view(np.int64)
     if len(counts) and not 0 <= counts.min() <= counts.max() <= len(survivors):
-        raise SecureAggregationError("bad-vector", "the numbers of contributors are none: a site sent no flags")
+        raise SecureAggregationError("bad-vector", "the numbers of contributors cannot be right: a site sent no flags")
     return counts
 
 

@@ -1,10 +1,10 @@
 """Sums of the sites' own scores: which scores, where each stands in a site's vector, and what an opened sum says.
 
-Each score s is a row [1], which its contributors have, like class rows: of a score with fewer than `CONTRIBUTORS` sites
-nothing is summed. Of s**2 there is no sum, and s is rounded: whole numbers with a known sum and a known sum of squares
-are few, and a fine fraction has its denominator, the size of a site's test set, in it. Which rows there are follows
-from the recipe alone, whose digest every signature of a sum is bound to: no word of a server, and no number of a site,
-chooses among them.
+Each score s is a row [1], which its contributors have, like class rows: a score with fewer than `CONTRIBUTORS` sites is
+not aggregated. The square of s is never aggregated: few whole numbers have a known sum and a known sum of squares. s is
+rounded: a fine fraction tells its denominator, the size of a site's test set. Which rows there are follows from the
+recipe alone. Every signature of a sum is bound to the recipe's digest. No word of a server, and no number of a site,
+chooses among the rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def lay_out_scores(names: Sequence[str]) -> SumLayout:
 
 
 def summable(names: Sequence[str], scores: Scores) -> dict[str, float]:
-    """The scores among these, as they are summed: rounded to STEP, from -LARGEST to LARGEST, which also stands for NaN.
+    """The scores among these, as they are aggregated: rounded to STEP, from -LARGEST to LARGEST, which also stands for
+    NaN.
 
     None is left out for its value: how many sites have a score is opened, and would tell of their images.
     """

@@ -112,7 +112,7 @@ def make_private(folder: Path) -> None:
             "others may enter the state folder; let its owner close it with chmod", **fields, why=error.strerror
         )
     else:
-        log.warning("the state folder was open to others and is so no more", **fields)
+        log.warning("the state folder was open to others and is closed now", **fields)
 
 
 def temporary_name(name: str) -> str:
@@ -220,8 +220,8 @@ def _unusable(folder: Path, error: OSError) -> StateError:
 class Lock:
     """An exclusive lock of a state folder for one process; creates the folder if it is missing.
 
-    A refusal alone does not say that a daemon is running: whoever looks whether one does, and a command that brings a
-    line into the audit log, have the lock for a moment, too.
+    A refusal alone does not say that a daemon is running. A check whether one runs has the lock for a moment, too, and
+    so has a command that writes a line to the audit log.
 
     Args:
         wait_s: seconds for which it is tried; 0: once.

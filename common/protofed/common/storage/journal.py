@@ -141,7 +141,9 @@ class Journal:
         self._journal, self._segment_bytes, self._lock = path, segment_bytes, threading.Lock()
         newest = [Segment(1, path), *segments(path)][-1]
         if newest.is_compressed:
-            raise StateError(f"{newest.path} is an archive's, and cannot be continued; move it back to the archive")
+            raise StateError(
+                f"{newest.path} belongs to an archive, and cannot be continued. Move it back to the archive"
+            )
         self._number, self._path = newest.number, newest.path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -211,7 +213,7 @@ class Journal:
         """Go on in a new file, which gets its name with its first record in it: a kill leaves all of it or nothing."""
         path = segment_path(self._journal, number)
         if path.exists():
-            raise DiskFailureError(f"{path} was made by another process; start this one again")
+            raise DiskFailureError(f"another process made {path}. Start this process again")
         first = Record(self._last.seq + 1, _now(), SEGMENT, {"number": number}, self._last.hash).sealed()
         failpoint.reach("segment-full")
         files.write(path, first.line())
@@ -227,7 +229,7 @@ class Journal:
     def _write(self, lines: bytes) -> None:
         files.check_same(self._path, self._file)
         if os.fstat(self._file).st_size != self._end:
-            raise DiskFailureError(f"{self._path} was changed, or ends in half a line; start this process again")
+            raise DiskFailureError(f"{self._path} was changed, or ends in half a line. Start this process again")
         try:
             while lines:
                 lines = lines[os.write(self._file, lines) :]
@@ -259,7 +261,7 @@ class Journal:
             return NOTHING, 0, half
         last = _parsed(lines[-1]) if lines else None
         if last is None or last.sealed().line() != lines[-1] + b"\n":
-            raise StateError(f"the last line of {self._path} is not what was written; restore it from a backup")
+            raise StateError(f"the last line of {self._path} was changed. Restore the file from a backup")
         self._check_chain(lines[1:] if start else lines)  # the first of a part may have lost its beginning
         return last, size - half, half
 
@@ -284,7 +286,7 @@ def records(
     Raises:
         HalfLineError: the newest segment ends within a line.
         TamperedError: naming the first line that was edited, removed, inserted or moved; or the segment that is
-            missing, truncated, or not the one that was there.
+            missing, truncated or exchanged.
         StateError: a file cannot be read.
     """
     parts = segments(path, archive) or [Segment(1, path)]
@@ -325,20 +327,20 @@ def _start(segment: Segment, before: Segment | None, last: Record, line: bytes) 
     first = _parsed(line)
     if first is None or first.event != SEGMENT or first.facts.get("number") != segment.number:
         raise TamperedError(
-            f"{segment.path}: line 1: expected the record with which segment {segment.number} begins: the file was "
-            "exchanged, or cut off at its beginning; ask for a backup"
+            f"{segment.path}: line 1: expected the record with which segment {segment.number} begins. The file was "
+            "exchanged, or cut off at its beginning. Ask for a backup"
         )
     if before is None:
         return replace(NOTHING, seq=first.seq - 1, hash=first.prev)
     if first.seq > last.seq + 1:
         raise TamperedError(
-            f"{before.path}: records {last.seq + 1} to {first.seq - 1} are missing: it was cut off at its end, or "
-            "exchanged; ask for a backup"
+            f"{before.path}: records {last.seq + 1} to {first.seq - 1} are missing. The file was cut off at its "
+            "end, or exchanged. Ask for a backup"
         )
     if (first.seq, first.prev) != (last.seq + 1, last.hash):
         raise TamperedError(
-            f"{segment.path}: record {first.seq} does not follow record {last.seq}, the last one of {before.path}: one "
-            "of the two files was exchanged, or that record was edited; ask for a backup"
+            f"{segment.path}: record {first.seq} does not follow record {last.seq}, the last one of {before.path}. "
+            "One of the two files was exchanged, or this record was edited. Ask for a backup"
         )
     return last
 
@@ -366,29 +368,29 @@ def _missing_text(path: Path, before: Segment, after: Segment) -> str:
     names = [segment_path(path, number).name for number in range(before.number + 1, after.number)]
     missing = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
     return (
-        f"{path.parent}: {missing} is missing between {before.path.name} and {after.path.name}; only the oldest "
-        "segments may be moved away: bring it back, or ask for a backup"
+        f"{path.parent}: {missing} is missing between {before.path.name} and {after.path.name}. Only the oldest "
+        "segments may be moved away. Bring the missing one back, or ask for a backup"
     )
 
 
 def _tampered_text(where: str, last: Record) -> str:
     return (
-        f"{where}: record {last.seq + 1} is not what was written there: it, or the one before it, "
-        "was edited, inserted, removed or moved; ask for a backup"
+        f"{where}: record {last.seq + 1} is not what was written there. Somebody edited, inserted, removed or moved "
+        "it, or the record before it. Ask for a backup"
     )
 
 
 def _damaged_text(segment: Segment, last: Record) -> str:
     return (
-        f"{segment.path}: what follows record {last.seq} cannot be decompressed: the file was cut off or changed; "
-        "ask for a backup"
+        f"{segment.path}: what follows record {last.seq} cannot be decompressed. The file was cut off or changed. "
+        "Ask for a backup"
     )
 
 
 def _half_line_text(path: Path, number: int, last: Record, line: bytes) -> str:
     return (
-        f"{path}: line {number}: only {len(line)} bytes of record {last.seq + 1}: its writer is writing now, or "
-        "was killed while it wrote, and cuts them off when it starts again"
+        f"{path}: line {number}: only {len(line)} bytes of record {last.seq + 1}. Its writer is writing now, or was "
+        "killed while it wrote. When the writer starts again, it removes these bytes"
     )
 
 

@@ -110,7 +110,7 @@ class FederationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def BeginUpload(self, request, context):
-        """Announces an update tensor by tensor: it is refused before a byte of it is sent, or resumed where it broke off.
+        """Announces an update tensor by tensor. The server refuses it before a byte is sent, or resumes an interrupted upload.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -230,7 +230,7 @@ class RunInfo(_message.Message):
     deadline_s: _builtins.float
     """seconds a round waits for its sites; 0: not known"""
     noisy: _builtins.bool
-    """its recipe has [plan.dp]: scores and losses of the sites' own stay at the sites"""
+    """its recipe has [plan.dp]: the sites do not send own scores and losses"""
     @_builtins.property
     def waiting(self) -> Global___Waiting:
         """why it does not go on; absent: it does, or it has ended"""
@@ -834,7 +834,7 @@ class SiteInfo(_message.Message):
 
     @_builtins.property
     def group(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """the sites that secure aggregation is over together with it, itself among them; empty: none yet"""
+        """the sites that are aggregated together with it, itself among them; empty: none yet"""
 
     def __init__(
         self,

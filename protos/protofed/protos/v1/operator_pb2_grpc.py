@@ -234,8 +234,8 @@ class OperatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RegroupSite(self, request, context):
-        """Dissolves the group of secure aggregation that a site is in; the next sum forms others of its sites. Answers the site as it
-        was. Refused while a secure aggregation is open.
+        """Dissolves the group of secure aggregation that a site is in; the next sum forms other groups of its sites. Answers
+        the site as it was. Refused while a secure aggregation is open.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -249,7 +249,8 @@ class OperatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def OfferConsortium(self, request, context):
-        """Offers a list to all sites: secure aggregation is of those that confirm it. Groups with a site that it lacks are dissolved.
+        """Offers a list to all sites. Secure aggregation takes the sites that confirm it. Groups with a site that is not in the
+        list are dissolved.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

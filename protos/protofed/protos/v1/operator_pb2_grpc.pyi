@@ -59,13 +59,15 @@ class OperatorStub:
     it was. Refused while its daemon is alive or it has a valid certificate.
     """
     RegroupSite: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RegroupSiteRequest, _operator_pb2.SiteInfo]
-    """Dissolves the group of secure aggregation that a site is in; the next sum forms others of its sites. Answers the site as it
-    was. Refused while a secure aggregation is open.
+    """Dissolves the group of secure aggregation that a site is in; the next sum forms other groups of its sites. Answers
+    the site as it was. Refused while a secure aggregation is open.
     """
     ShowConsortium: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ShowConsortiumRequest, _operator_pb2.ConsortiumInfo]
     """The list of partners that is offered to sites, who has confirmed it, and what a new list would say."""
     OfferConsortium: _grpc.UnaryUnaryMultiCallable[_operator_pb2.OfferConsortiumRequest, _operator_pb2.ConsortiumInfo]
-    """Offers a list to all sites: secure aggregation is of those that confirm it. Groups with a site that it lacks are dissolved."""
+    """Offers a list to all sites. Secure aggregation takes the sites that confirm it. Groups with a site that is not in the
+    list are dissolved.
+    """
     RegisterCertificate: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RegisterCertificateRequest, _operator_pb2.CertificateInfo]
     """A certificate may call from this answer on, in the roles that the registration grants; a revoked one can never be
     registered again.
@@ -103,13 +105,15 @@ class OperatorAsyncStub(OperatorStub):
     it was. Refused while its daemon is alive or it has a valid certificate.
     """
     RegroupSite: _aio.UnaryUnaryMultiCallable[_operator_pb2.RegroupSiteRequest, _operator_pb2.SiteInfo]  # type: ignore[assignment]
-    """Dissolves the group of secure aggregation that a site is in; the next sum forms others of its sites. Answers the site as it
-    was. Refused while a secure aggregation is open.
+    """Dissolves the group of secure aggregation that a site is in; the next sum forms other groups of its sites. Answers
+    the site as it was. Refused while a secure aggregation is open.
     """
     ShowConsortium: _aio.UnaryUnaryMultiCallable[_operator_pb2.ShowConsortiumRequest, _operator_pb2.ConsortiumInfo]  # type: ignore[assignment]
     """The list of partners that is offered to sites, who has confirmed it, and what a new list would say."""
     OfferConsortium: _aio.UnaryUnaryMultiCallable[_operator_pb2.OfferConsortiumRequest, _operator_pb2.ConsortiumInfo]  # type: ignore[assignment]
-    """Offers a list to all sites: secure aggregation is of those that confirm it. Groups with a site that it lacks are dissolved."""
+    """Offers a list to all sites. Secure aggregation takes the sites that confirm it. Groups with a site that is not in the
+    list are dissolved.
+    """
     RegisterCertificate: _aio.UnaryUnaryMultiCallable[_operator_pb2.RegisterCertificateRequest, _operator_pb2.CertificateInfo]  # type: ignore[assignment]
     """A certificate may call from this answer on, in the roles that the registration grants; a revoked one can never be
     registered again.
@@ -234,8 +238,8 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.RegroupSiteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.SiteInfo, _abc.Awaitable[_operator_pb2.SiteInfo]]:
-        """Dissolves the group of secure aggregation that a site is in; the next sum forms others of its sites. Answers the site as it
-        was. Refused while a secure aggregation is open.
+        """Dissolves the group of secure aggregation that a site is in; the next sum forms other groups of its sites. Answers
+        the site as it was. Refused while a secure aggregation is open.
         """
 
     @_abc_1.abstractmethod
@@ -252,7 +256,9 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.OfferConsortiumRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.ConsortiumInfo, _abc.Awaitable[_operator_pb2.ConsortiumInfo]]:
-        """Offers a list to all sites: secure aggregation is of those that confirm it. Groups with a site that it lacks are dissolved."""
+        """Offers a list to all sites. Secure aggregation takes the sites that confirm it. Groups with a site that is not in the
+        list are dissolved.
+        """
 
     @_abc_1.abstractmethod
     def RegisterCertificate(

@@ -297,7 +297,7 @@ def test_what_is_not_signed_for_this_very_sum_is_refused_by_name(run: Secure) ->
     task = run.lab.task("ann")
     run.sites["ann"].recipe = codec.digest(b"another recipe")
     receipt = run.lab.push("ann", run.sites["ann"].answer(task), task)
-    assert (receipt.verdict, "not signed by it for this sum" in receipt.reason) == (Verdict.REFUSED, True)
+    assert (receipt.verdict, "did not sign a message in its name" in receipt.reason) == (Verdict.REFUSED, True)
     run.sites["ann"] = run._site("ann")
     stranger = run.sites["bob"].answer(run.lab.task("bob"))
     assert "expected the keys of ann" in run.lab.push("ann", stranger, task).reason
@@ -378,7 +378,7 @@ def test_one_false_share_does_no_harm_and_too_many_end_the_attempt_and_not_the_r
     run.answer(SITES)
     if liars == 2:
         row = run.ledger.rounds("test")[-1]
-        assert "2 or more of ann, bob, cyd, dan, eli revealed false ones" in str(row.abandoned)
+        assert "2 or more of ann, bob, cyd, dan, eli revealed false shares" in str(row.abandoned)
         assert isinstance(run.lab.phase, phases.Idle)
         run.lab.later(run.lab.phase.again_at, alive=SITES)
         run.finish()
