@@ -135,8 +135,9 @@ def policy(name_or_path: str) -> Path:
         return path
     if path.is_file():
         raise ConfigError(
-            f"policy '{name_or_path}': a word is the name of a policy that comes with protofed, and there is a file of "
-            f"that name here; for the file write './{name_or_path}'; for the other one rename the file"
+            f"policy '{name_or_path}' is ambiguous: protofed takes a word for the name of its own policy, and this "
+            f"folder has a file of this name. For the file write './{name_or_path}'. For protofed's policy rename the "
+            "file"
         )
     return named("policy", name_or_path)
 

@@ -337,7 +337,7 @@ def test_a_limit_by_images_declines_nothing_in_a_secure_run_or_with_noise(recipe
     plan = site_plan(read, policy("fednh", limits={"steps": 2}), cohort=3, examples=20)
     assert [check.key for check in plan.limits if not check.holds] == ["steps", "min_step_sum"]
     assert not plan.refusals
-    assert "Random numbers take the place" in plan.still_open[0]
+    assert "random numbers instead" in plan.still_open[0]
     assert "limits.steps" in plan.still_open[0]
     facts = RunFacts(Digest("b" * 64), frozenset({Part.BODY}), examples=20, cohort=3, features=64)
     assert unchecked(facts, noisy=True) == ()
@@ -500,8 +500,12 @@ def test_a_policy_that_asks_for_secure_aggregation_lets_a_run_with_them_in_and_n
 
 def test_the_screen_and_json_say_what_the_server_sees_with_sums_and_without() -> None:
     for federation, heading, other in (
-        (SECURE, "What the server sees of it, with secure aggregation", "Without secure aggregation it would see:"),
-        ({}, "What the server sees of it, without secure aggregation", "With federation.secure = true it would see:"),
+        (SECURE, "What the server sees of these, with secure aggregation", "Without secure aggregation it would see:"),
+        (
+            {},
+            "What the server sees of these, without secure aggregation",
+            "With federation.secure = true it would see:",
+        ),
     ):
         plan, out = site_plan(small_recipe("fedprp", federation=federation)), io.StringIO()
         plan_table.show(plan, Console(file=out, width=500))

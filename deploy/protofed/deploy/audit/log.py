@@ -144,9 +144,9 @@ def missing(expected: str, logs: Iterable[AuditStatus]) -> str:
         for log in logs
     )
     return (
-        f"no record has the hash {expected}: since it was printed, its segment was moved to an archive (name it, too), "
-        "records were cut off at the end, or the log was written anew; "
-        f"{ends or 'no log is good'}; ask for a backup"
+        f"no record has the hash {expected}; {ends or 'no log is good'}. If the record's segment was moved to an "
+        "archive, name the archive, too. Otherwise records were cut off at the end, or the log was written anew: ask "
+        "for a backup"
     )
 
 

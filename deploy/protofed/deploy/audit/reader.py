@@ -426,7 +426,7 @@ class HandedIn:
 def archived_text(count: int) -> str:
     """What is not listed where so many of the log's oldest segments are in an archive."""
     files = "first file is" if count == 1 else f"first {count} files are"
-    return f"the audit log's {files} in an archive: what left by them is not listed here (`protofed audit show`)"
+    return f"the audit log's {files} in an archive: this list lacks what the site sent then (`protofed audit show`)"
 
 
 def handed_in(path: Path, run: str) -> HandedIn:
@@ -458,7 +458,9 @@ def _unchecked(path: Path) -> Iterator[Entry]:
                             if entry := reader.read(Record(**json.loads(line))):
                                 yield entry
         except OSError as error:
-            raise StateError(f"cannot read {segment.path}: {error.strerror}; it says what was handed in") from error
+            raise StateError(
+                f"cannot read {segment.path}: {error.strerror}; this file records what was sent"
+            ) from error
 
 
 def rounds_text(rounds: set[int]) -> str:

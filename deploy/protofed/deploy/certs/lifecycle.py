@@ -84,8 +84,8 @@ def make_authority(
     """
     if certs_files.is_there(folder / CA_KEY) and not certs_files.is_there(folder / CA_CERTIFICATE):
         raise ConfigError(
-            f"{folder} has a CA's key and not its certificate {CA_CERTIFICATE}: bring that back; if there never was "
-            f"one, for `protofed certs init` was interrupted, remove {folder / CA_KEY}"
+            f"{folder} has a CA's key but lacks its certificate {CA_CERTIFICATE}. Restore the certificate. If "
+            f"`protofed certs init` was interrupted, there never was a certificate: remove {folder / CA_KEY}"
         )
     if certs_files.is_there(folder / CA_CERTIFICATE):
         raise ConfigError(
@@ -112,7 +112,7 @@ def read_authority(folder: Path, passphrase: bytes | None = None) -> Authority:
     key = certs_files.read_key(folder / CA_KEY, passphrase)
     if key.public_key() != certificate.public_key():
         raise ConfigError(
-            f"{folder / CA_KEY} is not the key of {folder / CA_CERTIFICATE}; bring back the one that belongs to it"
+            f"{folder / CA_KEY} is not the key of {folder / CA_CERTIFICATE}; restore the key of this certificate"
         )
     return Authority(folder, certificate, key)
 
@@ -126,8 +126,8 @@ def sign(authority: Authority, request: Request, days: int, now: datetime) -> by
     begins, ends = authority.certificate.not_valid_before_utc, authority.certificate.not_valid_after_utc
     if not begins <= now <= ends:
         raise ConfigError(
-            f"the CA in {authority.folder} is valid from {stamp(begins)} until {stamp(ends)}; it is {stamp(now)} now: "
-            "make a new one by `protofed certs init`, or set this machine's clock"
+            f"the CA in {authority.folder} is valid from {stamp(begins)} until {stamp(ends)}, but it is {stamp(now)} "
+            "now. Make a new CA with `protofed certs init`, or correct this machine's clock"
         )
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
     builder = (
@@ -357,8 +357,8 @@ def _check_first(request: Request, authority: Authority, now: datetime) -> None:
         if (other.party, other.name) == (request.party, request.name) and other.not_after > now:
             raise ConfigError(
                 f"this CA has signed a certificate of {request.party} '{request.name}' that is valid until "
-                f"{stamp(other.not_after)} ({path}); if {request.party} '{request.name}' itself asks for another one, "
-                "sign with --renewal; else do not, and ask who sent it"
+                f"{stamp(other.not_after)} ({path}). If {request.party} '{request.name}' itself asks for another one, "
+                "sign with --renewal. Otherwise do not sign, and ask who sent the request"
             )
 
 

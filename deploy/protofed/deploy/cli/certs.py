@@ -352,7 +352,7 @@ def revoke(
 @certs.command("list")
 def list_certificates(
     identity: OperatorIdentity = None,
-    ca: Annotated[Path | None, typer.Option(help="The CA's folder: list what it has signed.")] = None,
+    ca: Annotated[Path | None, typer.Option(help="The CA's folder: list the certificates that it signed.")] = None,
     server: Online = None,
     as_json: AsJson = False,
 ) -> None:
@@ -388,8 +388,8 @@ def _write_request(pem: bytes, identity: Path, out: Path | None, output: Output)
     output.say(f"request: {path}")
     output.say(f"key:     {request.code}")
     output.say(
-        "send the request to the operator of the CA, and read them the key's code when they telephone; "
-        f"then `protofed certs install BUNDLE --identity {shlex.quote(str(identity))}`; the private key stays here"
+        "send the request to the operator of the CA. When they telephone, read them the key's code. "
+        f"Then run `protofed certs install BUNDLE --identity {shlex.quote(str(identity))}`. The private key stays here"
     )
     output.result({"request": str(path), **plain_request(request)})
 
@@ -438,8 +438,8 @@ def _confirm(request: Request, days: int, output: Output, fingerprint: str | Non
         return
     if not sys.stdin.isatty():
         raise ConfigError(
-            "no terminal to ask on; have the party read you its key's code over the telephone (`protofed certs "
-            "request` printed it there) and give that as --fingerprint"
+            "no terminal to ask on; expected --fingerprint CODE. Telephone the party and let them read you their key's "
+            "code, which `protofed certs request` printed"
         )
     for tries_left in reversed(range(_TRIES)):
         try:

@@ -272,7 +272,7 @@ def _leave(run: str, state: Path, *, yes: bool) -> None:
 
     def started(took_part: bool) -> None:
         word = "left" if took_part else "denied"
-        say(f"{word}: run {offer.run}; nothing more of it leaves this site, until `protofed client approve`")
+        say(f"{word}: run {offer.run}; this site sends nothing more for it until `protofed client approve`")
 
     approvals = orders.open_approvals(state)
     offer = approvals.offer(run)
@@ -281,7 +281,7 @@ def _leave(run: str, state: Path, *, yes: bool) -> None:
         orders.act_as_owner(state)
     else:
         if approvals.took_part(run) and not yes:
-            confirm(f"Leave run {offer.run} now? A fit in progress stops, and what it has computed is lost.")
+            confirm(f"Leave run {offer.run} now? A fit in progress stops, and its result is lost.")
         say(orders.noticed_text(orders.leave(state, offer, started)))
     for line in _handed_in_lines(handed_in(state / FILE, offer.run), state, offer.run):
         say(line)
@@ -291,10 +291,10 @@ def _handed_in_lines(sent: HandedIn, state: Path, run: str) -> list[str]:
     lines = [f"  {line}" for line in sent.lines()]
     gap = [sent.gap] if sent.gap else []
     if not lines:
-        return gap or ["nothing of it was handed in before, by the audit log"]
+        return gap or ["by the audit log, this site sent nothing for the run before"]
     more = f"each message: protofed audit show {state} --run {run}"
     return [
-        "handed in before, by the audit log; it stays with the server, in the models made with it:",
+        "sent before, by the audit log; the server keeps it in the models made with it:",
         *lines,
         *gap,
         more,

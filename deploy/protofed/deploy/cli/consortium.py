@@ -140,7 +140,7 @@ def _confirm(state: Path, code: str, *, yes: bool) -> None:
     for line in view.asked():
         say(line)
     if not yes:
-        confirm("Do you know each of these hospitals, and did all of them hear this code?")
+        confirm("Do you know every hospital of the list, and did all of them hear this code?")
     noticed = orders.confirm_partners(state, code)
     say(f"confirmed; {orders.noticed_text(noticed)}")
 

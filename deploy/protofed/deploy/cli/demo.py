@@ -90,11 +90,11 @@ def run_demo(folder: Path, console: Console, recipes: Path | None = None) -> Non
         f"{_report(folder)}"
         "  scores.json        the scores, with exact numbers\n"
         "  server/            ledger.sqlite, audit.jsonl, the models as blobs\n"
-        "  site-*/            what each site kept; audit.jsonl: every message that left it\n"
+        "  site-*/            what each site kept; audit.jsonl: every message that it sent\n"
         "  *.log              one JSON line per event\n"
         "  ca/, identities/   certificates and keys of this demo\n"
-        f"`protofed audit show {folder / SITES[0]}` lists what left that site,\n"
-        f"`protofed client runs --state {folder / SITES[0]}` the scores of its own.",
+        f"`protofed audit show {folder / SITES[0]}` lists what that site sent,\n"
+        f"`protofed client runs --state {folder / SITES[0]}` its own scores.",
         soft_wrap=True,
         highlight=False,
     )

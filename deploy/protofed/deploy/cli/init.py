@@ -75,7 +75,7 @@ def init_client(
 
 def init_server(
     host: Annotated[
-        str, typer.Option(help="Name or address by which sites reach this machine; for its certificate.")
+        str, typer.Option(help="Name or address at which sites reach this machine. It goes into the certificate.")
     ] = "",
     listen: Annotated[str, typer.Option(help="host:port; 0.0.0.0: every address of this machine.")] = "0.0.0.0:7443",
     into: Into = Path(),

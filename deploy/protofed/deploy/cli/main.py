@@ -221,7 +221,7 @@ def refuse_passwords(arguments: Sequence[str]) -> None:
         option = name if is_option else option
         if _CREDENTIALS.search(word):
             raise ConfigError(
-                f"{option or 'an argument'}: a URL with a password or a token on the command line, where everybody on "
-                f"this machine can read it; put it into {INSTEAD.get(option, ELSEWHERE)}, and change the password"
+                f"{option or 'an argument'} has a URL with a password or a token. Everybody on this machine can read "
+                f"the command line. Put the URL into {INSTEAD.get(option, ELSEWHERE)}, and change the password"
             )
         option = "" if not is_option or assigned else option

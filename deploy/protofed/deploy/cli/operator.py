@@ -159,7 +159,7 @@ def abort(
     """
     if not yes:
         now = _where(operator, run)
-        confirm(f"End run {run} ({now})? Its sites stop training; what it has published is kept.")
+        confirm(f"End run {run} ({now})? Its sites stop training. Its published models are kept.")
     info = operator.abort(run, reason)
     _show_status(info, as_json, f"{info.run}: {info.status} in round {info.round}: {info.reason}")
 

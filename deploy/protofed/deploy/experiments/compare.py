@@ -267,8 +267,12 @@ def _drop_old(jobs: Sequence[ExperimentJob], *, keep: bool) -> None:
         job.begin_again()
     what = shown(list(dict.fromkeys(change for changes in changed.values() for change in changes)))
     if again:
-        hint = "" if keep else " (set aside: result- and state-before-…; --keep-old takes finished jobs as they are)"
-        _say(f"{len(again)} of {len(jobs)} jobs are run again, since other code computed them; changed: {what}{hint}")
+        hint = (
+            ""
+            if keep
+            else " (old ones stay as result-before-… and state-before-…; --keep-old takes finished jobs as they are)"
+        )
+        _say(f"{len(again)} of {len(jobs)} jobs are run again, because other code computed them; changed: {what}{hint}")
     if retained:
         _say(f"{len(retained)} of {len(jobs)} jobs are kept though other code computed them; changed: {what}")
 

@@ -222,9 +222,9 @@ def tuning_caption(tuned: Sequence[TunedRecipe]) -> str:
     fractions = " or ".join(dict.fromkeys(f"{100 * one.fraction:g} %" for one in tuned))
     runs = f"{count(len(trials), 'setting')} × {count(seeds, 'seed')} = {count(len(trials) * seeds, 'run')}"
     budget = (
-        f"{runs} of every recipe, each as long as those that are compared. Mean over seeds of the last scored round, "
-        f"on a validation part ({fractions}) of each class's training images. No run of the search saw the test set; "
-        "those that are compared train on all training images."
+        f"{runs} of every recipe, each as long as the compared runs. The score is the mean over seeds in the last "
+        f"scored round, on a validation part ({fractions}) of each class's training images. No run of the search saw "
+        "the test set. The compared runs train on all training images."
     )
     notes = []
     if any(trial.failed for one in tuned for trial in one.trials):

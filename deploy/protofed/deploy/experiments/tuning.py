@@ -193,8 +193,8 @@ def _validated(recipe: Recipe) -> Recipe:
         raise ConfigError(f"recipe '{recipe.name}' has no [data]; a simulation needs to know what its sites hold")
     if recipe.data.local_test_fraction is not None:
         raise ConfigError(
-            f"recipe '{recipe.name}' holds out tests of its sites' own (data.local_test_fraction), and beside them "
-            "there is no validation part; compare it without --tune, or remove that key"
+            f"recipe '{recipe.name}' holds out test images of each site (data.local_test_fraction), so it cannot have "
+            "a validation part, too. Compare it without --tune, or remove data.local_test_fraction"
         )
     fraction = recipe.data.validation_fraction or FRACTION
     return with_settings(recipe, {"data.validation_fraction": fraction}, rename=False)

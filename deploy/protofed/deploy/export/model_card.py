@@ -22,8 +22,8 @@ Choice: TypeAlias = Literal["newest", "given", "best"]
 HEADS = {
     "own": "`logits` come from a linear classifier.",
     "cosine": "`logits` are scaled cosines between the image's features and one prototype per class.",
-    "nearest": "`logits` are minus the distances between the image's features and one prototype per class; minus "
-    "infinity, and probability 0, for a class that has no prototype.",
+    "nearest": "`logits` are the negative distances between the image's features and one prototype per class. A class "
+    "without a prototype has minus infinity, and probability 0.",
 }
 FITS = {
     "stretch": "other sizes stretched to it",
@@ -238,10 +238,10 @@ def _provenance(facts: ModelFacts) -> str:
 def _use(facts: ModelFacts) -> str:
     channels, height, width = facts.model.input.shape
     return (
-        "Research, and comparison of methods, on images taken and prepared as those of the run: "
+        "Research, and comparison of methods, on images that were taken and prepared like the run's images. Input: "
         f"{width} x {height} pixels, {channels} channel{'s' if channels > 1 else ''}, one of the classes above"
         f"{_preprocessing(facts.model.input)}. "
-        "It is not a medical device and was not examined as one: no diagnosis and no treatment may rest on it."
+        "It is not a medical device and was not examined as one. Base no diagnosis and no treatment on it."
     )
 
 

@@ -123,8 +123,8 @@ def _torch(folder: Path, contents: ModelContents, device: str, allowed: frozense
     for name in (spec.architecture.name, spec.head):
         if name not in known and is_plugin(PluginKind.MODEL, name) and name not in allowed:
             raise ConfigError(
-                f"the model is made by {name}, code that is not protofed's; if you trust it and it is installed here: "
-                f"--allow-plugin {name} (or --runtime onnx, which needs no such code)"
+                f"the model needs the code {name}, which is not part of protofed. If you trust this code and it is "
+                f"installed here, add --allow-plugin {name}. Or use --runtime onnx, which needs no such code"
             )
     check_model(spec.architecture, spec.input, classes)
     model = inference.rebuild(spec.architecture, spec.input, classes, spec.head, weights, allowed).to(where)

@@ -199,7 +199,7 @@ def calibration(record: RunView) -> Section:
     bins = _bins(record)
     if bins:
         figures.append(_reliability(record, bins))
-    lead = ["A model is well calibrated if, of all answers of which it is 80 % sure, 80 % are right. 0 is perfect."]
+    lead = ["A model is well calibrated if 80 % of the answers that it is 80 % sure about are right. 0 is perfect."]
     missing = [] if bins else [f"No reliability diagram: it takes an evaluator whose policy names `{RELIABILITY}.*`."]
     return Section("calibration", "Calibration", lead=lead, figures=figures, missing=missing)
 

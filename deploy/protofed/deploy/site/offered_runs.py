@@ -77,7 +77,7 @@ def _decision_text(row: Mapping[str, Any]) -> str:
         case ApprovalStatus.APPROVED:
             return f"approved by a person{by}, {at}{since}"
         case ApprovalStatus.DENIED | ApprovalStatus.WITHDRAWN as status:
-            return f"{status}{by}, {at}: nothing of it leaves this site; `protofed client approve` takes it back"
+            return f"{status}{by}, {at}: this site sends nothing for it; `protofed client approve` takes this back"
         case ApprovalStatus.CHANGED:
             return f"awaiting approval: it has changed since it was approved{by}, {at}"
         case ApprovalStatus.WAITING:

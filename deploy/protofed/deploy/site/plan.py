@@ -511,7 +511,7 @@ def _classes(rules: PolicyRules, parts: Collection[Part], secure: bool) -> Itera
     few = f"fewer than {rules.min_samples_per_class} examples"
     if secure:
         if rules.min_samples_per_class > 1:
-            yield f"A class with {few} here counts as absent in what is summed by class (min_samples_per_class)."
+            yield f"A class with {few} here counts as absent in secure aggregation by class (min_samples_per_class)."
         return
     if rules.secure == "required":
         return  # `_sums` has said it

@@ -103,14 +103,14 @@ def lines(plan: PrivacyPlan) -> Iterator[str]:
     """The plan in sentences."""
     yield f"A round has {' and '.join(map(_sums, plan.events))}."
     yield (
-        f"All {plan.rounds} rounds cost epsilon {plan.epsilon:.3g} at delta {plan.delta:g}. It is arithmetic of the "
-        "recipe, the same for every site: it tells nothing of how many images or patients one has."
+        f"All {plan.rounds} rounds cost epsilon {plan.epsilon:.3g} at delta {plan.delta:g}. This follows from the "
+        "recipe alone and is the same for every site: it does not tell how many images or patients a site has."
     )
     if plan.shared_by is not None:
         honest, least = plan.shared_by
         yield (
-            f"That is the noise of {honest} sites together, of each sum of {least} or more: it holds while at most "
-            f"{least - honest} of them work with the server."
+            f"This is the noise of {honest} sites together, in each sum over {least} sites or more. It holds while at "
+            f"most {least - honest} of them work with the server."
         )
     if plan.epsilon > MAX_MEANT:
         yield f"An epsilon above {MAX_MEANT:g} promises next to nothing: more noise, fewer rounds or smaller samples."

@@ -137,7 +137,7 @@ def _check_site_call(row: CertificateRow, request: Any) -> None:
         wanted = " ".join(f"--role {role}" for role in sorted({*row.roles, *foreign}))
         raise DeniedError(
             f"{_describe(row)} is registered as {' and '.join(row.roles)}, not as {' and '.join(sorted(foreign))}; "
-            f"leave that out of the setting `roles`, or have the operator grant it: "
+            f"change the setting `roles`, or ask the operator to grant more roles: "
             f"protofed certs register BUNDLE {wanted}"
         )
 

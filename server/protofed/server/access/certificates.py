@@ -150,8 +150,8 @@ class Certificates:
             if self.status(other) in ("valid", "not-yet-valid"):
                 raise ConflictError(
                     f"{row.party} '{row.name}' has a certificate that is valid until {date(other.not_after)} "
-                    f"(fingerprint {other.fingerprint[:16]}); if {row.party} '{row.name}' itself asked for another, "
-                    "register that with --renewal; else do not, and ask who sent it"
+                    f"(fingerprint {other.fingerprint[:16]}). If {row.party} '{row.name}' itself asked for another, "
+                    "register it with --renewal. Otherwise do not register it, and ask who sent it"
                 )
 
     def _default_roles(self, row: CertificateRow, *, renewal: bool) -> tuple[str, ...]:

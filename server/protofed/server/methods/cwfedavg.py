@@ -104,8 +104,8 @@ class CwFedAvgServer:
         """The model by class, with the sites' true shares; with `layers = "head"` the head by class, and the body."""
         if self.shares != "true":
             raise ConfigError(
-                'cwfedavg with shares = "norms" sends the server an estimate of each site\'s class distribution; with '
-                'federation.secure = true set shares = "true": the true one enters the sum alone, and nobody sees it'
+                'cwfedavg with shares = "norms" sends the server an estimate of each site\'s class distribution. With '
+                'federation.secure = true set shares = "true": the true distribution is then only in the encrypted sum'
             )
         common = (Part.BODY,) if self.layers == "head" else ()
         return SumForm(common, self.weighting, mixtures=self._parts, shares=Part.LABEL_DISTRIBUTION)

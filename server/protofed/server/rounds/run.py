@@ -423,8 +423,8 @@ class Run:
         is_open = isinstance(self.phase, phases.Summing | phases.Aggregating)
         if rules.secure and (is_open or self.waits_for_space):
             raise ConflictError(
-                f"run '{self.name}' has a secure aggregation open, and its groups must stay to its end; pause "
-                f"the run, and try again when it is over (each step takes {rules.sum_step_s:.0f} s at most)"
+                f"run '{self.name}' has a secure aggregation open, and its groups cannot change before its end. Pause "
+                f"the run, and try again after the aggregation (each step takes {rules.sum_step_s:.0f} s at most)"
             )
 
     def regrouped(self) -> None:

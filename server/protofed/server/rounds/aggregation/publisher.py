@@ -109,10 +109,10 @@ def check_contributors(recipe: Recipe, *, simulated: bool) -> None:
     """
     if not simulated and recipe.federation.min_contributors < MIN_CONTRIBUTORS:
         raise ConfigError(
-            f"recipe '{recipe.name}' is a simulation's: "
-            f"federation.min_contributors = {recipe.federation.min_contributors} would publish "
-            f"what comes of a class from one site alone; expected {MIN_CONTRIBUTORS} or more "
-            f"(only simulations may take 1; for real sites: --set federation.min_contributors={MIN_CONTRIBUTORS})"
+            f"recipe '{recipe.name}' is for simulations: "
+            f"with federation.min_contributors = {recipe.federation.min_contributors} the server would publish "
+            f"what one site alone sent for a class. Expected {MIN_CONTRIBUTORS} or more: "
+            f"--set federation.min_contributors={MIN_CONTRIBUTORS}"
         )
 
 

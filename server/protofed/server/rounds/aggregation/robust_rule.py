@@ -86,7 +86,7 @@ class RobustRule:
         usual = float(np.median(scores))
         outliers = {updates[k].site: scores[k] for k in robust.krum_rejected(scores, self.bad, KRUM_MARGIN)}
         return {
-            site: f"krum: its distance to the updates nearest to it, {score:.6g} squared and summed, is more than "
+            site: f"krum: the sum of its squared distances to the nearest updates is {score:.6g}, more than "
             f"{KRUM_MARGIN:g} times the cohort's median of {usual:.6g}"
             for site, score in outliers.items()
         }

@@ -83,8 +83,8 @@ class RoundRules:
         """
         if done >= self.rounds:
             raise ConfigError(
-                f"round {done} is the last of the run's recipe, and no round would follow it; to train on, go back to "
-                "an earlier round; its model can be exported as it is"
+                f"round {done} is the last round of the run's recipe, so no round would follow it. To train on, go "
+                "back to an earlier round. To use its model, export it"
             )
         if early := self.early_end(done, plateau):
             raise ConfigError(f"from round {done} the run would end again at once: {early}; go back to that round")
@@ -267,7 +267,7 @@ def left_out(groups: Groups, sites: Collection[SiteId], fewest: int) -> dict[Sit
             reasons |= dict.fromkeys(there, text)
         elif there and len(there) < len(group):
             lacking = ", ".join(sorted(set(group) - there))
-            reasons |= dict.fromkeys(there, f"waits for {lacking}: its group is summed together, or not at all")
+            reasons |= dict.fromkeys(there, f"waits for {lacking}: its group is aggregated as a whole, or not at all")
     if fewest == 1:
         return reasons
     more = fewest - len(newcomers)

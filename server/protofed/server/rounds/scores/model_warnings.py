@@ -316,7 +316,7 @@ def _unusable(history: RunHistory) -> ModelWarning | None:
         return None
     text = (
         f"Training seems to diverge: in round {last.round}, {last.unusable} of {last.invited} sites had a loss or an "
-        "update that is not finite or far too large; plan.lr may be too high."
+        "update that was not finite, or far too large. plan.lr may be too high."
     )
     numbers = {"unusable": last.unusable, "invited": last.invited}
     return ModelWarning(WarningCode.DIVERGING, last.round, None, text, numbers)

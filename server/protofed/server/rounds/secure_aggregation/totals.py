@@ -29,8 +29,8 @@ def check_secure(recipe: Recipe, method: ServerMethod) -> None:
         return
     if counts_contributors(method, recipe) and recipe.classes > MAX_ROWS:
         raise ConfigError(
-            f"recipe '{recipe.name}' has {recipe.classes} classes, and method {recipe.method.name} sums by class: with "
-            f"federation.secure = true expected at most {MAX_ROWS}, whose contributors a site counts from one message"
+            f"recipe '{recipe.name}' has {recipe.classes} classes; expected at most {MAX_ROWS} with "
+            f"federation.secure = true, because method {recipe.method.name} aggregates by class"
         )
 
 
@@ -119,4 +119,4 @@ def _named(update: Update) -> Iterator[None]:
     try:
         yield
     except SecureAggregationError as error:
-        raise StateError(f"the update of {update.site} cannot be summed: {error}") from error
+        raise StateError(f"the update of {update.site} cannot be aggregated: {error}") from error
