@@ -82,8 +82,8 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         },
         [
             "in each of 2 rounds the server saw the sum over 3 sites, and no single",
-            "Aggregated together: The Hub (ann), bob, cyd. The server reads one site's update alone only together with all "
-            "others of its group.",
+            "Aggregated together: The Hub (ann), bob, cyd. The server reads one site's update alone only together with "
+            "all others of its group.",
             "The offered list of partners is number 2; the hub runs the server, and is a partner, too (ann).",
             "The server accepted 6 masked updates (6.00 MB)",
             WENT_WELL,

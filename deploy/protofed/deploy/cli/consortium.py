@@ -88,7 +88,9 @@ def client_consortium(
     state: State,
     confirm_code: Annotated[
         str | None,
-        typer.Option("--confirm", metavar="CODE", help="Confirm the offered list, as its code is read out to all."),
+        typer.Option(
+            "--confirm", metavar="CODE", help="Confirm the offered list by its code, which all hospitals heard."
+        ),
     ] = None,
     forget_group: Annotated[
         bool, typer.Option("--forget-group", help="Forget this site's group: for a study of larger groups.")

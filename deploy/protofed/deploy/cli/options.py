@@ -65,13 +65,13 @@ DryWrite = Annotated[
 
 
 def show_dry_run(recipes: Sequence[Recipe], *, simulated: bool) -> None:
-    """Print each recipe as TOML, one key per line, with comments on its sites and on what leaves a site.
+    """Print each recipe as TOML, one key per line, with comments on its sites and on what a site sends.
 
     Args:
         simulated: the sites are those of the recipe's [data]; else daemons, which have data of their own.
 
     Raises:
-        ConfigError: an unknown method, model or option, or a recipe without [data] that would be simulated.
+        ConfigError: an unknown method, model or option, or a simulation of a recipe without [data].
     """
     from protofed.deploy.shipped import leaves
     from protofed.deploy.site.plan_request import planned_lines
