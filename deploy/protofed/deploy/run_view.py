@@ -1,6 +1,6 @@
-"""A run as people are shown it: its record, from a ledger or over the wire, with what is said of it picked out.
+"""A run as people see it: its record, from a ledger or over the wire, and statements about it.
 
-Reports, model cards and the console's figures show parts of it.
+Reports, model cards and the console's figures show parts of the record.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def kept_best(run: str, best: BestSnapshot | None) -> int:
 
 
 def from_sum(sites: int) -> str:
-    """Where scores come from of which no site's own is known; without a full stop."""
+    """Where the scores come from if no site's own score is known; without a full stop."""
     return f"mean over {count(sites, 'site')}, from a secure aggregation; no site's own score left it"
 
 
@@ -91,7 +91,7 @@ class Warned(Protocol):
 
     @property
     def code(self) -> str:
-        """By which the runbook explains it."""
+        """The code under which the runbook explains the warning."""
 
     @property
     def site(self) -> str | None:
@@ -106,7 +106,7 @@ def warning_lines(warnings: Sequence[Warned], option: str = "--json") -> list[st
     """A line for each thing that speaks against the global model, and for the first few sites' own models.
 
     Args:
-        option: of the command that shows them, by which it shows all.
+        option: the option of the command that shows all.
     """
     of_global = [warning for warning in warnings if not warning.site]
     own = [warning for warning in warnings if warning.site]

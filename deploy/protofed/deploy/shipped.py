@@ -123,9 +123,9 @@ def recipe_file(name_or_path: str) -> Path:
 
 
 def policy(name_or_path: str) -> Path:
-    """The file of a policy: a word is the name of one that comes with protofed, all else is a path.
+    """The file of a policy. A word is the name of a policy that comes with protofed, all else is a path.
 
-    A site must not get a policy other than the one that it meant: a word that is also a file's name is refused.
+    A word that is also a file's name is refused: a site must not get a policy that it did not mean.
 
     Raises:
         ConfigError: there is no policy of that name; or a file here has the name.

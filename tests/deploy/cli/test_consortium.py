@@ -45,7 +45,7 @@ def test_a_person_who_forgets_it_is_told_what_that_gives_away(
 ) -> None:
     code, _, why = run("--forget-group", "--state", state)
     assert code == 78
-    assert "by subtracting sums" in why
+    assert "subtract the two groups' sums" in why
     assert "--yes" in why
     assert (state / FOLDER / GROUP).exists()
     monkeypatch.setenv("SUDO_USER", "eva")

@@ -3,8 +3,11 @@
 A party sends the request (a CSR) to the operator of the CA and gets the bundle back: its certificate and all CA
 certificates. Neither is secret.
 
-To replace a CA without a stop, renew every certificate three times: with the old CA and `--also` the new one, so that
-everybody trusts both; then with the new one and `--also` the old one; then with the new one alone.
+To replace a CA without a stop, renew every certificate three times:
+
+1. with the old CA and `--also` the new one, so that everybody trusts both;
+2. with the new CA and `--also` the old one;
+3. with the new CA alone.
 
 The certificate authority (CA) is a folder, on a machine that needs no network:
 
@@ -230,8 +233,8 @@ def sign_request(
         renewal: allow that the CA has signed a certificate of this party and name that is still valid.
 
     Raises:
-        ConfigError: the CA is not valid now, `also` has other certificates than of CAs, or the name has a certificate
-            and this is no renewal.
+        ConfigError: the CA is not valid now, or `also` has certificates that are not a CA's. Or the name has a
+            certificate, and this is no renewal.
     """
     now = now or datetime.now(UTC)
     further = load(also, "--also") if also else []
@@ -324,8 +327,8 @@ def install(
         ca_codes: codes of the keys of all CAs that may be in the bundle, as the operator read them out; none: any.
 
     Raises:
-        ConfigError: it is no bundle, is not for this folder's key, party and name, is not valid now, has a CA that is
-            none of `ca_codes`, or changes the CAs without `new_ca`.
+        ConfigError: the data are no bundle, or not for this folder's key, party and name. Or the certificate is not
+            valid now, a CA is not in `ca_codes`, or the CAs change without `new_ca`.
         StateError: the folder cannot be entered or written; installing again continues where it stopped.
     """
     bundle = read_bundle(data, "the bundle")

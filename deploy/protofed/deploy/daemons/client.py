@@ -1,7 +1,7 @@
 """The client daemon's composition root: what `protofed client start` runs.
 
-PyTorch and grpc are imported inside functions, after the settings and the identity were checked: importing them takes
-seconds, and a wrong setting is reported at once.
+PyTorch and grpc are imported inside functions, after the check of settings and identity. Importing them takes seconds,
+and a wrong setting is reported at once.
 """
 
 from __future__ import annotations
@@ -114,12 +114,12 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
 
     Args:
         until_finished: end also when the server has no further run.
-        give_up_after_s: seconds without an answer of the server after which the daemon ends; None: never.
+        give_up_after_s: end after so many seconds without an answer of the server; None: never.
 
     Raises:
         PolicyViolationError: there is no policy.
-        ConfigError, DataError, StateError: a setting, the identity, the data or the state folder cannot be used; or
-            what answers at the server's address is not the server.
+        ConfigError, DataError, StateError: a setting, the identity, the data or the state folder cannot be used. Or
+            another program than the server answers at its address.
         UnavailableError: the server did not answer for `give_up_after_s`, or another rank has ended.
         FencedError: a newer daemon of this site has enrolled.
         RevokedError: the site's certificate was revoked.

@@ -159,7 +159,7 @@ def _sampled(comparison: Comparison) -> str:
 
 
 def _noisy(comparison: Comparison) -> str:
-    """Of which recipes scores of the sites' own are absent because their runs have noise."""
+    """The recipes without scores of the sites' own, because their runs have noise."""
     labels = [
         label for label, results in comparison.results.items() if any(one.recipe.plan.dp is not None for one in results)
     ]
@@ -216,7 +216,7 @@ def _search(tuned: Sequence[TunedRecipe]) -> Table:
 
 
 def tuning_caption(tuned: Sequence[TunedRecipe]) -> str:
-    """The search's budget, what it was scored on, and what became of it."""
+    """The search's budget, what it was scored on, and its result."""
     trials = tuned[0].trials
     seeds = len(trials[0].scores) + len(trials[0].failed) + len(trials[0].waiting)
     fractions = " or ".join(dict.fromkeys(f"{100 * one.fraction:g} %" for one in tuned))

@@ -77,7 +77,7 @@ class Exported:
     Attributes:
         files: size in bytes by file name.
         difference: largest absolute difference of probabilities between ONNX Runtime and PyTorch; None without ONNX.
-        warnings: signs of a useless model in the run, each with the round of which it was said.
+        warnings: signs of a useless model in the run, each with its round.
         choice: why it is the model of this round; empty: the server's record is not at hand.
     """
 

@@ -89,9 +89,9 @@ def _alerts(facts: ModelFacts, run: RunView | None) -> list[str]:
 
 
 def warnings(run: RunView) -> list[tuple[int, str]]:
-    """Signs of a useless model, each with the round of which it was said.
+    """Signs of a useless model, each with its round.
 
-    Of the global model all, of sites' own models the first few: hundreds of sites may have one each.
+    All signs for the global model, and the first few for sites' own models: hundreds of sites may have one each.
     """
     own = [one for one in run.warnings if one["site"]]
     chosen = [one for one in run.warnings if not one["site"]] + own[:MAX_SITES]
@@ -211,9 +211,9 @@ def _scores(facts: ModelFacts) -> str:
 
 
 def _chance(facts: ModelFacts, balanced: str) -> float:
-    """The balanced accuracy of guessing: 1 of the number of classes in the test set, of which each has a recall.
+    """The balanced accuracy of guessing: 1 / the number of classes in the test set. Each of them has a recall.
 
-    Where recalls are not known, of all classes, which makes chance no larger.
+    If recalls are not known, 1 / the number of all classes, which makes chance no larger.
     """
     stem = f"{balanced.removesuffix(BALANCED)}recall."
     return 1 / (sum(name.startswith(stem) for name in facts.scores.values) or len(facts.model.classes))

@@ -69,7 +69,7 @@ def predictor(
         A function of pixels float32 [N, channels, H, W] in 0..1 to probabilities float32 [N, C].
 
     Raises:
-        DataError: the file is damaged, or is not the one that `model.json` describes.
+        DataError: the file is damaged, or `model.json` describes another one.
         ConfigError: the device is not available, or the architecture cannot be built.
     """
     if runtime == "onnx":

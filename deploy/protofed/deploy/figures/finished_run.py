@@ -35,7 +35,7 @@ class FinishedRun:
 
     Attributes:
         label: the job's folder, or else the recipe's name.
-        recipe: the one that the run was recorded with, and the settings of its data.
+        recipe: of the run as recorded, with the settings of its data.
         folder: the simulation's state.
         state: what the server holds at the end.
         scores: of the last scored round, means over sites.

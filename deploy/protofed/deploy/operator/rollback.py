@@ -1,4 +1,4 @@
-"""How far back a roll-back goes, and what sites make of it: they decline one that their policies do not allow."""
+"""How far back a roll-back goes. Sites decline one that their policies do not allow."""
 
 from __future__ import annotations
 

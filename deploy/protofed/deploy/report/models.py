@@ -104,7 +104,7 @@ def settings(record: RunView) -> Section:
 
 
 def provenance(record: RunView) -> Section:
-    """Names, versions and digests by which the run and its states can be identified and checked."""
+    """Names, versions and digests that identify the run and its states, for checks."""
     run, versions = record.run, record.raw["versions"]
     rows = [
         ["run", run["name"]],

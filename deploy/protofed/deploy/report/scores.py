@@ -174,7 +174,7 @@ def fairness(record: RunView) -> Section:
 
 
 def _aggregated_fairness(record: RunView, names: list[str]) -> Section:
-    """How good the sites' own models are, of which a secure aggregation says the mean alone."""
+    """How good the sites' own models are. A secure aggregation gives only their mean."""
     spreads = {name: record.latest_spreads[name] for name in names}
     rows: list[Row] = [[CURVES[name], formatted(name, of.mean), str(of.sites)] for name, of in spreads.items()]
     table = Table(f"Own models in round {record.newest}, in %", ["score", "mean", "sites"], rows)

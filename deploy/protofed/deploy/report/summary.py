@@ -122,7 +122,7 @@ def _trained(record: RunView) -> str:
 
 
 def noise_lines(record: RunView) -> list[str]:
-    """What the noise of a run is worth, in sentences: planned, for each site knows itself what it has spent."""
+    """What the noise of a run is worth, in sentences. The numbers are planned: only a site knows what it spent."""
     try:
         return planned_lines(Recipe.model_validate(record.recipe))
     except (ConfigError, ValueError):  # a method, or a key, that this version does not know
@@ -175,7 +175,7 @@ def _summed(record: RunView) -> str:
 
 
 def _groups(record: RunView) -> str:
-    """Whom each site was summed with, and what it takes to read one of them alone."""
+    """Whom each site was aggregated with, and what it takes to read one site's update alone."""
     groups = [group for group in record.groups if set(group) & set(record.contributors)]
     if not groups:
         return "Sites were in no groups: two sums may differ by one site, and so tell what that site sent."
@@ -267,8 +267,8 @@ def _global_quality(record: RunView) -> list[str]:
 def _baseline(record: RunView, prefix: str, score: str) -> str:
     """What a model that has learnt nothing reaches: by guessing, or by always naming the commonest class.
 
-    Empty for an accuracy whose test set's commonest class is not on record: chance beside 65 % of a model that names
-    one class for every image would make it look good.
+    Empty for an accuracy if the test set's commonest class is not on record. A model that names one class for every
+    image may reach 65 %. Chance beside it would make it look good.
     """
     if prefix != "global.":  # what classes the sites' own test sets have, nobody here knows
         return ""

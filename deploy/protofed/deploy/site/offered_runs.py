@@ -44,7 +44,7 @@ def offered_run(approvals: Approvals, offer: Offer) -> dict[str, Any]:
 
 
 def _decided(status: ApprovalStatus, record: Approval | None) -> dict[str, Any]:
-    """Who decided: `policy`, `person`, or nobody yet; when, and by which policy or under which user name."""
+    """Who decided (`policy`, `person`, or nobody yet), when, and the policy or the user name."""
     if record is None or status is ApprovalStatus.WAITING:
         return {"decided_by": None, "decided_at": "", "who": "", "policy": "", "policy_digest": ""}
     by = "policy" if status is ApprovalStatus.BY_POLICY else "person"

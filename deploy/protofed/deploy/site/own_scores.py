@@ -35,7 +35,7 @@ _MEASURES = {
 
 
 def meaning(name: str) -> str:
-    """What a score is, of which model and on which images."""
+    """What a score is: its model and its images."""
     family = score_family(name)
     if family == "loss":
         return "mean loss over the training images in the last fit; lower is better"
@@ -51,7 +51,7 @@ class ScoresView:
 
     Attributes:
         rounds: the oldest first.
-        sent: what was handed in of the run.
+        sent: what was sent for the run.
     """
 
     rounds: Sequence[OwnRoundScores]
@@ -72,7 +72,7 @@ class ScoresView:
 
     @property
     def unlisted(self) -> set[int]:
-        """The rounds of which more scores left than the log lists."""
+        """The rounds for which more scores were sent than the log lists."""
         return self._find_rounds(UNLISTED, self.sent.names)
 
     def _find_rounds(self, name: str, names: Mapping[int, set[str]]) -> set[int]:

@@ -1,6 +1,6 @@
 """`protofed client preview`: what a site would send, receive and keep in a run, from the method's own declarations.
 
-The halves of the method are run once on tensors of ones; the site's data are not read.
+The method's client and server algorithms run once on tensors of ones. The site's data are not read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class OutgoingTensor:
 
     Attributes:
         optional: sent only for classes that the site has.
-        refused_by: the policy's rule that keeps it; None: it may leave, or no policy was given.
+        refused_by: the policy's rule that keeps it; None: it may be sent, or no policy was given.
     """
 
     spec: TensorSpec
@@ -68,17 +68,17 @@ class SitePlan:
         incoming: the broadcast from round 2 on; that of round 1 may lack parts that sites make.
         scalars: names of the scores that the site offers, by the model and data that they are of.
         released: likewise, those that the policy releases by themselves; all without a policy.
-        aggregated: likewise, those that it releases within a secure aggregation alone; none in a run without.
+        aggregated: likewise, those that it releases only within a secure aggregation; none in a run without.
         count_needed: the run weighs sites by their numbers of examples.
-        count_leaves: whether the number of examples leaves; None without a policy.
-        method_summary: the first line of the client half's docstring, which names what the method keeps at a site.
+        count_leaves: whether the number of examples is sent; None without a policy.
+        method_summary: the first line of the client algorithm's docstring, which names what the method keeps at a site.
         first_model: the reason why the policy would not let the site send the run's initial model; None: it would.
         rules: what the policy does to updates, and when, in sentences; none without a policy.
         refusals: reasons why the policy would refuse the run; empty if it would not, or without a policy.
         requests: everything that the server asks for, in words, by what it is about.
         limits: each limit of the policy beside what the run asks; none without a policy.
         still_open: sentences on limits that the run may break yet, as what decides them is not known here, and on those
-            for which nothing that the site trains would leave.
+            for which the site would send nothing that it trains.
         server_view: what the server sees of an update, with secure aggregation and without.
         exchanges: what the method moves between single sites.
         privacy: what its noise is worth; None: it has none.
@@ -128,7 +128,7 @@ def site_plan(
     spent: Spent | None = None,
     partners: PartnersView | None = None,
 ) -> SitePlan:
-    """What a site would send, receive and keep, and which of it its policy allows.
+    """What a site would send, receive and keep, and what its policy allows.
 
     Args:
         digest: of the recipe's JSON as the server sent it; None: of the recipe as it is read here.
@@ -139,8 +139,8 @@ def site_plan(
         partners: of the site; None: not known, as of one that has confirmed none.
 
     Raises:
-        ConfigError: the recipe names an unknown method, model or option, or one without secure aggregation; or it has
-            noise, and its method does not say what a round costs, or its model has no gradients by example.
+        ConfigError: the recipe names an unknown method, model or option, or one without secure aggregation. Or the
+            recipe has noise, and its method does not say what a round costs, or its model has no gradients by example.
         PolicyViolationError: the model is a plug-in that the policy does not name, so its code must not run here.
     """
     name, options = recipe.method.name, recipe.method.options
@@ -325,7 +325,7 @@ def _refused_by(
     classes: int,
     layout: SumLayout | None,
 ) -> dict[Part, str]:
-    """The rule by which the gate keeps each part; a method or a size that is not allowed keeps all of them."""
+    """The rule that keeps each part at the site. If a method or a size is not allowed, it keeps all parts."""
     form = None if layout is None else layout.form
     aggregated = frozenset() if form is None else {form.shares}
     refusals = dict.fromkeys(NOT_ON_THE_WIRE - aggregated, "outside simulations")
@@ -377,7 +377,7 @@ def _no_budget(privacy: PrivacyPlan | None) -> tuple[str, ...]:
 
 
 def _gate(policy: Policy, layout: SumLayout | None) -> Callable[[Update, GateContext], object]:
-    """By which an update leaves: as it is, or into a sum."""
+    """How an update is sent: as it is, or into a sum."""
     if layout is None:
         return policy.release
     return lambda update, context: policy.release_sum(update, layout, context)
@@ -462,11 +462,11 @@ def sentences(
     secure: bool = False,
     noisy: bool = False,
 ) -> tuple[str, ...]:
-    """The rules that apply to an update of these parts, each with its key in the policy.
+    """The rules that apply to an update with such parts, each with its key in the policy.
 
     Args:
         exchanges: what the method moves between single sites.
-        secure: it leaves in a secure aggregation.
+        secure: it is sent in a secure aggregation.
         noisy: the run has `[plan.dp]`.
 
     What depends on the site's data is stated as a condition, for a plan does not read the data.

@@ -21,7 +21,7 @@ def asked(
     """Everything that a recipe asks of a site, by what it is about.
 
     Args:
-        cohort: sites that a round aggregates at least, as the server announced; None: a file says nothing of it.
+        cohort: sites that a round aggregates at least, as the server announced; None: a file does not say.
         examples: of this site's training set; None: not known.
         model: the run's first model, whose parameters are counted; None: not built.
     """

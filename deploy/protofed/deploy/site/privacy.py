@@ -38,8 +38,8 @@ class PrivacyPlan:
         budget: the policy's; None: it has none, or no policy was given, and then the rest is None, too.
         spent: epsilon of what the site has spent before; None: not known, and taken as nothing.
         allowed: how many rounds the budget allows beside what is spent.
-        noise: the least noise_multiplier by which all rounds keep the budget; None: the recipe's does, or none would.
-        shared_by: sites whose noise together it is, and the least of a sum; None: each site adds all of it.
+        noise: the least noise_multiplier that keeps all rounds in the budget; None: the recipe's does, or none would.
+        shared_by: sites whose noise together it is, and the least of a sum; None: each site adds all of the noise.
     """
 
     events: Events
@@ -77,7 +77,7 @@ def privacy_plan(
     """What a run costs, beside a site's budget and what it has spent; None: the run has no noise.
 
     Args:
-        half: the client half of the run's method.
+        half: the client algorithm of the run's method.
         delta: where there is no budget, which names one.
 
     Raises:
@@ -172,7 +172,7 @@ class SpentByRun:
 
 @dataclass(frozen=True)
 class PrivacySpent:
-    """All of it. Its attributes are keys of `protofed client budget --json`.
+    """All that was spent. Its attributes are keys of `protofed client budget --json`.
 
     Attributes:
         torn: half-written lines of the ledger, each counted as the largest fit.

@@ -19,8 +19,8 @@ class PartView:
     """One part of an update.
 
     Attributes:
-        aggregated: what the server sees of it with secure aggregation; empty: the method has none.
-        plain: and without; empty: it never leaves without them.
+        aggregated: what the server sees with secure aggregation; empty: the method has none.
+        plain: and without; empty: it is never sent without.
     """
 
     part: Part
@@ -50,10 +50,10 @@ class ServerView:
 
 
 def server_view(recipe: Recipe, half: object, parts: Iterable[Part], reads: str) -> ServerView:
-    """What the server sees of updates of these parts.
+    """What the server sees of updates with such parts.
 
     Args:
-        half: either half of the run's method.
+        half: the client or the server algorithm of the run's method.
         reads: what it takes to read this site's update alone, as of `partners.who_reads`.
 
     Raises:

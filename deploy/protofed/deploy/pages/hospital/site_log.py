@@ -146,7 +146,7 @@ class SiteLog:
         self._follower = LogFollower(self._file, self._begin, self._take)
 
     def look(self, *, whole: bool = False) -> FollowedLog:
-        """Read what is new; or all of it again."""
+        """Read new records, or the whole log again."""
         with self._lock:
             return self._follower.recheck() if whole else self._follower.look()
 
