@@ -250,11 +250,11 @@ class SendOutcome(StrEnum):
 class ServerMetrics:
     """Counters of one server (or simulation) since its start, in a registry of its own; any thread may count.
 
-    An event is counted once, by the process that made it durable: an action repeated after a restart or a full disk is
-    counted when it succeeds, and what a roll-back undoes stays counted, since a counter never falls.
+    An event is counted once, by the process that made it durable. An action repeated after a restart or a full disk is
+    counted when it succeeds. What a roll-back undoes stays counted, since a counter never falls.
 
     Attributes:
-        lag: seconds by which the event loop is late; None: there is no loop.
+        lag: the delay of the event loop, in seconds; None: there is no loop.
     """
 
     def __init__(self) -> None:

@@ -14,9 +14,9 @@ from protofed.common.payload import SiteId
 from protofed.common.protocol.consortium import Consortium, changes
 
 TOLD = (
-    "With a new group, the server can subtract the two groups' sums from each other. What is the same in all runs, such as which "
-    "classes a site holds, it learns about the sites in which the groups differ. If they differ in one site, it learns "
-    "this about a single site."
+    "With a new group, the server can subtract the two groups' sums from each other. What is the same in all runs, "
+    "such as which classes a site holds, it learns about the sites in which the groups differ. If they differ in one "
+    "site, it learns this about a single site."
 )
 INVENTED = (
     "Whoever runs the server and signs certificates can invent the other sites of the group, and then reads this "

@@ -27,8 +27,8 @@ SOON_S = 30 * 86_400.0  # before the end of a certificate: the time in which the
 class Certificates:
     """The ledger's certificates, with a copy in memory.
 
-    Every call looks its certificate up, so reading must not wait for the database: any thread may read the copy, and
-    only the ledger's thread registers and revokes.
+    Every call looks its certificate up, so reading must not wait for the database. Any thread may read the copy. Only
+    the ledger's thread registers and revokes.
 
     Args:
         clock: Unix time in seconds.
@@ -165,7 +165,7 @@ class Certificates:
         return (Role.TRAINER.value,)
 
     def _grant(self, row: CertificateRow, roles: tuple[str, ...]) -> CertificateRow:
-        """Give a registered certificate other roles; none: it keeps what it has."""
+        """Give a registered certificate other roles; none: it keeps its roles."""
         if not roles or roles == row.roles:
             return row
         row = replace(row, roles=roles)

@@ -26,8 +26,8 @@ class Occurrence:
     """Something that people should be told of.
 
     Attributes:
-        key: by which it is known that this was told; the same after a restart. That something is over is known by the
-            key of what was told at first.
+        key: identifies what was told; the same after a restart. The end of something has the key of what was told at
+            first.
         facts: codes, names, times and numbers, from which the message is made.
     """
 
@@ -202,7 +202,7 @@ def _runbook(of: Occurrence) -> str:
 
 
 def _duration(seconds: Fact) -> str:
-    """In the largest unit of which there are at least two."""
+    """A duration in the largest unit that gives at least 2."""
     span = float(seconds) if isinstance(seconds, int | float) else 0.0
     for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
         if span >= 2 * size:

@@ -71,7 +71,7 @@ def check_promises(path: Path, sealed: Set[str]) -> dict[str, str]:
         kept: what the ledger has, as of `LedgerReader.sealed`.
 
     Raises:
-        LostPromisesError: the ledger lacks some of it.
+        LostPromisesError: the ledger lacks a promise.
         StateError: the journal was tampered with.
     """
     promised = _promised(path)

@@ -91,7 +91,7 @@ def unmasked_total(
         updates: gives them anew at each call: who holds which class is known only when all were read once.
 
     Raises:
-        StateError: there are fewer sites than an aggregation takes, or more, or one of their updates cannot be summed.
+        StateError: there are fewer sites than an aggregation takes, or more, or an update cannot be aggregated.
     """
     flags = [_flags(layout, update) for update in updates()]
     if not MIN_SECURE_SITES <= len(flags) <= MAX_SECURE_SITES:
