@@ -243,7 +243,7 @@ def test_a_dry_run_prints_the_recipe_and_what_leaves_or_refuses_and_makes_nothin
     sets = ("--set", 'method.name="solo"', "--set", 'federation.robust="median"')
     found = dry(*folder_of(words, tmp_path), *sets)
     assert isinstance(found.exception, ConfigError)
-    assert "no mean of the sites' updates" in str(found.exception)
+    assert "does not take a mean" in str(found.exception)
     assert found.stdout == ""
 
 

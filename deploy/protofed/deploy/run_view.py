@@ -67,7 +67,7 @@ def kept_best(run: str, best: BestSnapshot | None) -> int:
 
 def from_sum(sites: int) -> str:
     """Where the scores come from if no site's own score is known; without a full stop."""
-    return f"mean over {count(sites, 'site')}, from a secure aggregation; no site's own score left it"
+    return f"mean over {count(sites, 'site')}, from a secure aggregation; no site sent its own score alone"
 
 
 def aggregated_sentence(sites: int) -> str:
@@ -203,7 +203,7 @@ class RunView:
 
     @property
     def contributors(self) -> list[str]:
-        """Sites of which an update was used in a round that counts; under masks, in its sum."""
+        """Sites whose update was used in a round that counts; under masks, in its sum."""
         return self.contributors_until()
 
     def contributors_until(self, round: float = math.inf) -> list[str]:
@@ -217,7 +217,7 @@ class RunView:
 
     @property
     def sums(self) -> dict[int, int]:
-        """Sites in the sum of each round that counts and was summed under masks."""
+        """Sites in the sum of each round that counts and had secure aggregation."""
         return {attempt["round"]: len(used_sites(attempt)) for attempt in self.rounds if is_masked(attempt)}
 
     @property

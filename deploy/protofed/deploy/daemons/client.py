@@ -398,9 +398,9 @@ def try_run(settings: ClientSettings, assignment: Assignment) -> PreparedRun:
 
 
 def unscored(settings: ClientSettings, data: SiteData) -> dict[str, list[int]]:
-    """The classes of which each test set of the site has no image, by set; without complete sets.
+    """The classes without an image in a test set of the site, by set; without complete sets.
 
-    They tell which classes are rare here, and never leave the site.
+    They tell which classes are rare here, and are never sent.
     """
     sets = {"test set": data.test} if len(data.test) else {}
     missing = {name: data.unscored(examples) for name, examples in sets.items()}

@@ -239,7 +239,8 @@ def prepare(settings: ClientSettings, run: Assignment) -> SiteData:
     try:
         prepared = client.try_run(settings, run)
         if (refusal := prepared.withheld) is not None:
-            text = f"in run {run.run} nothing that this site trains leaves, and no sum with it opens: {_text(refusal)}"
+            sent = "this site would send random numbers, and the server could decrypt no sum with them"
+            text = f"in run {run.run} {sent}: {_text(refusal)}"
             raise CheckFailedError(_diagnosis(refusal), text)
         return prepared.data
     except TaskFailedError as failure:

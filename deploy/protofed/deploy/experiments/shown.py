@@ -228,7 +228,7 @@ def tuning_caption(tuned: Sequence[TunedRecipe]) -> str:
     )
     notes = []
     if any(trial.failed for one in tuned for trial in one.trials):
-        notes.append("failed: a run of these settings failed or had no score, so they are not chosen.")
+        notes.append("failed: a run with such settings failed or had no score, so they are not chosen.")
     if edges := [f"{one.recipe} ({', '.join(one.at_edge)})" for one in tuned if one.at_edge]:
         notes.append(f"The best value is the first or last that was tried: {', '.join(edges)}.")
     if unfinished := sum(len(trial.waiting) for one in tuned for trial in one.trials):

@@ -131,7 +131,7 @@ def noise_lines(record: RunView) -> list[str]:
 
 def _noise(record: RunView) -> list[str]:
     lines = " ".join(noise_lines(record))
-    return [f"Each site added noise to what left it (differential privacy). {lines}"] if lines else []
+    return [f"Each site added noise to what it sent (differential privacy). {lines}"] if lines else []
 
 
 def _received(record: RunView) -> str:

@@ -486,16 +486,16 @@ def sentences(
 def _sums(rules: PolicyRules) -> Iterator[str]:
     match rules.secure:
         case "required":
-            yield "Whatever is trained or scored here leaves only in a secure aggregation (secure)."
+            yield "What is trained here, and the site's own scores, are sent only in a secure aggregation (secure)."
         case "allowed":
-            yield "Updates and the scores named leave with secure aggregation and without (secure)."
+            yield "Updates and the named scores are sent with secure aggregation and without (secure)."
 
 
 def _noise(rules: PolicyRules, noisy: bool) -> Iterator[str]:
     if (dp := rules.dp) is not None:
         yield (
-            f"Only runs with noise are taken part in, until all of them have spent epsilon {dp.epsilon:g} at delta "
-            f"{dp.delta:g} on one {dp.unit} (dp)."
+            f"The site takes part only in runs with noise, until they together have spent epsilon {dp.epsilon:g} at "
+            f"delta {dp.delta:g} for a {dp.unit} (dp)."
         )
     if noisy or dp is not None:
         yield "The loss, scores of the site's own and its number of examples stay: they have no noise (plan.dp)."
@@ -517,34 +517,34 @@ def _classes(rules: PolicyRules, parts: Collection[Part], secure: bool) -> Itera
         return  # `_sums` has said it
     if rules.hide_class_presence:
         yield (
-            "Nothing that tells of classes leaves, neither a prototype nor a trained model, before a run offers a "
-            "secure aggregation (hide_class_presence): federation.secure = true."
+            "What tells about classes, a prototype or a trained model, is sent only in a secure aggregation "
+            "(hide_class_presence): the run needs federation.secure = true."
         )
         return
     if Part.PROTOTYPES in parts and rules.min_samples_per_class > 1:
-        yield f"No prototype leaves of a class with {few} here (min_samples_per_class)."
+        yield f"No prototype is sent for a class with {few} here (min_samples_per_class)."
     if Part.CLASS_PRESENCE in parts and rules.min_samples_per_class > 1:
         yield f"A class with {few} here is reported as absent (min_samples_per_class)."
     if BY_CLASS & set(parts):
         yield "Which classes the site has is not hidden (hide_class_presence)."
     if Part.CLASS_SHARES in parts:
         may = "may" if rules.class_distribution_estimate else "may not"
-        yield f"An estimate of the class distribution {may} leave (class_distribution_estimate)."
+        yield f"An estimate of the class distribution {may} be sent (class_distribution_estimate)."
 
 
 def _tensors(rules: PolicyRules, parts: Collection[Part]) -> Iterator[str]:
     if rules.min_images_per_unit > 1:
         few = f"fewer than {rules.min_images_per_unit} training images"
-        yield f"Units of the model that {few} activate leave as they were received (min_images_per_unit)."
-    yield f"Only tensors of {' and '.join(sorted(rules.dtypes)) or 'no type'} leave (dtypes)."
+        yield f"Units of the model that {few} activate are sent as they were received (min_images_per_unit)."
+    yield f"Only tensors of {' and '.join(sorted(rules.dtypes)) or 'no type'} are sent (dtypes)."
     tensor, update = f"{rules.max_tensor_mb:g} MB (max_tensor_mb)", f"{rules.max_update_mb:g} MB (max_update_mb)"
-    yield f"No tensor of more than {tensor} and no update of more than {update} leaves."
+    yield f"No tensor of more than {tensor} and no update of more than {update} is sent."
     if not rules.example_count:
         # As BatchNorm's num_batches_tracked.
-        yield "Counters of steps among weights leave as zeros: they would tell the number of examples (example_count)."
+        yield "Step counters among weights are sent as zeros: they would tell the number of examples (example_count)."
     for part in sorted(TELLS_STEPS & set(parts)):
-        may = "may leave" if rules.example_count else "may not leave, in a sum either"
-        yield f"Part {part} {may}: it tells about how many examples the site has (example_count)."
+        may = "may be sent" if rules.example_count else "may not be sent, not even in a sum"
+        yield f"Part {part} {may}: it tells roughly how many examples the site has (example_count)."
 
 
 def _machine(rules: PolicyRules) -> Iterator[str]:

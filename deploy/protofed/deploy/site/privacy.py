@@ -119,9 +119,9 @@ def lines(plan: PrivacyPlan) -> Iterator[str]:
     spent = "what is spent before is not known here (--state)" if plan.spent is None else f"{plan.spent:.3g} is spent"
     yield f"This site's budget is {plan.budget.epsilon:g} for each {plan.budget.unit}, over all runs; {spent}."
     if plan.enough:
-        yield "It allows all rounds of this run."
+        yield "The budget allows all rounds of this run."
         return
-    yield f"It allows {plan.allowed} of {plan.rounds} rounds; then the site holds, and the run goes on without it."
+    yield f"The budget allows {plan.allowed} of {plan.rounds} rounds. Then the run goes on without this site."
     if plan.noise is not None:
         yield f"With plan.dp.noise_multiplier = {plan.noise:g} it would allow all of them."
     else:

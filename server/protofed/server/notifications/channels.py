@@ -68,7 +68,9 @@ def open_channels(notify: Notify) -> list[Channel]:
     channels: list[WebhookChannel | EmailChannel] = [*webhooks, *emails]
     for channel in channels:
         if not channel.private:
-            log.warning("messages leave unencrypted: others can read the names of runs and sites", channel=channel.name)
+            log.warning(
+                "messages are sent unencrypted: others can read the names of runs and sites", channel=channel.name
+            )
     return list(channels)
 
 

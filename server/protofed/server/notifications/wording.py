@@ -52,12 +52,12 @@ _STALLED: Final[Mapping[str, Words]] = {
         "Start the evaluator's daemon, or look at its log.",
     ),
     WaitReason.BACK_OFF: (
-        "Rounds are opened and abandoned again and again, for want of updates.",
-        "Look which sites fail, and why; the run ends as failed when its attempts are used up.",
+        "Rounds are opened and abandoned again and again, because updates are missing.",
+        "Look which sites fail, and why. The run ends as failed when its attempts are used up.",
     ),
     ABANDONED: (
-        "Rounds are opened and abandoned again and again, for want of updates.",
-        "Look which sites fail, and why; the run ends as failed when its attempts are used up.",
+        "Rounds are opened and abandoned again and again, because updates are missing.",
+        "Look which sites fail, and why. The run ends as failed when its attempts are used up.",
     ),
     WaitReason.DISK: (
         "The server's disk is full.",

@@ -213,8 +213,8 @@ def _no_mean(method: ServerMethod, name: str) -> str:
     try:
         form = read_form(method, name)
     except ConfigError:
-        return f"{name}, with these options, is no mean of the sites' updates in whose place their centre could stand"
-    return f"{name} makes a model of each class of them, and not one mean" if form.mixtures else ""
+        return f"{name} with these options does not take a mean of the sites' updates, which a centre could replace"
+    return f"{name} makes a model for each class from the updates, and not one mean" if form.mixtures else ""
 
 
 def _sends_no_model(method: ServerMethod) -> bool:

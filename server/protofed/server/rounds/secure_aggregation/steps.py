@@ -186,7 +186,7 @@ class SumRecord:
                 signatures = {site: signed_message.signature for site, signed_message in signed.items()}
                 message = SurvivorsMessage(self.survivors(vector), signatures)
             case _:
-                raise ValueError(f"{step} is no step of a sum that is sent something of it")
+                raise ValueError(f"{step} is no step of a secure aggregation that sends something to sites")
         return dict.fromkeys(sites, pack(message))
 
     def total(self) -> Array:
@@ -377,7 +377,7 @@ class SumRounds:
             try:
                 self._reject(rows, phase)
             except OutOfSpaceError as error:  # the step is asked for; the aggregation rejects who is not in the sum
-                log.warning("no space to set updates aside", run=self._run, round=phase.round, why=str(error))
+                log.warning("no space to reject updates", run=self._run, round=phase.round, why=str(error))
         reach("sum-step-asked")
 
     def attempt_after(self, round: int, last: int) -> int:
