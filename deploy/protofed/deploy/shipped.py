@@ -241,7 +241,7 @@ KINDS: Final = {
 
 
 def write_files(into: Path, kinds: Sequence[str]) -> list[Path]:
-    """Write the files of these kinds, all kinds if there are none, into a folder; overwrites nothing.
+    """Write the files of the given kinds (none: all kinds) into a folder; overwrites nothing.
 
     A file that is there already with the same content stays. If another one is there, nothing is written.
 

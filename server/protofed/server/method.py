@@ -99,9 +99,9 @@ class RoundContext:
     Attributes:
         round: of the state that is made; 0 of the first one.
         rounds: of the run.
-        sites: N: trainers that were enrolled and took tasks when the round was opened, drawn for it or not. It is
-            recorded with the round, and another one if sites came, were excluded or paused in between; in round 0,
-            for which two sites are enough, others may be yet to come.
+        sites: N: trainers that were enrolled and took tasks when the round was opened, drawn for it or not. The
+            number is recorded with the round. It changes if sites come, are excluded or pause between rounds. Round 0
+            needs only two sites, so others may come later.
         classes: C.
         seed: of the run, as NumPy takes it: not below zero.
     """

@@ -142,7 +142,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "to be summed": (
         {"recipe.federation": {"secure": True}, "rounds": [attempt(0)], **NOT_SCORED},
         ["The recipe asks for secure aggregation, and no round with one is finished."],
-        ["summed under masks"],
+        ["with secure aggregation"],
     ),
     # Rounds: planned, done, and how the run ended
     "fewer rounds": ({"recipe.rounds": 150}, ["2 of 150 planned rounds", "\n2 of 150\n"], [PLANNED, "as planned"]),

@@ -321,7 +321,7 @@ def summarize(
 
     Args:
         archive: a folder with the log's oldest segments.
-        run, round: only messages of these.
+        run, round: only messages of this run or round.
         messages: keep each message, too.
         visible: show a progress bar on a terminal.
 

@@ -67,8 +67,8 @@ def norms(record: RunView) -> Section:
     title = "Norms by class and site"
     if not section["sites"]:
         not_kept = (
-            "the method sends neither a head nor prototypes by class, the server keeps no update any more "
-            "(`keep_rounds`), or a picture has no room for so many classes."
+            "the method sends neither a head nor prototypes by class. Or the server keeps no update any more "
+            "(`keep_rounds`). Or a picture has no room for so many classes."
         )
         missing = f"Nothing to show: {not_kept if record.done else 'no update has been used.'}"
         return Section("norms", title, missing=[missing])

@@ -87,7 +87,7 @@ class PartnersView:
         """That of a state folder; nothing is written.
 
         Raises:
-            StateError: a file of it is damaged.
+            StateError: a file is damaged.
         """
         known = (state / IDENTITY_FILE).exists()
         own = load_identity(state).public_key().public_bytes_raw().hex() if known else ""

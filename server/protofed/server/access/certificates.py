@@ -71,8 +71,8 @@ class Certificates:
 
         Args:
             where: names the certificate in errors, such as a path.
-            roles: what its holder may be. None: a renewal has those of the name's newest certificate; a site's first
-                certificate is a trainer's; an operator's must be named.
+            roles: what its holder may be. None: a renewal has the roles of the name's newest certificate, and a site's
+                first certificate is a trainer's. An operator's roles must be named.
             renewal: allow that the name has a valid certificate.
 
         Raises:

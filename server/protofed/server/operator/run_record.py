@@ -71,8 +71,8 @@ def similarity(rounds: Sequence[RoundRow], blobs: BlobReader, classes: int) -> d
 def norms(used: UsedUpdates, rounds: Sequence[RoundRow], blobs: BlobReader, classes: int) -> dict[str, Any]:
     """Euclidean norms by class, {site: [classes]}, in the newest round whose updates are kept.
 
-    They are norms of the head's rows if sites sent a head, else of their prototypes; None for a class for which a site
-    sent nothing.
+    They are norms of the head's rows if sites sent a head, else of their prototypes. If a site sent nothing for a
+    class, the norm is None.
     """
     for row in reversed(rounds):
         if row.round == 0 or row.rolled_back:

@@ -344,8 +344,8 @@ def read_recipe(form: Mapping[str, str]) -> Recipe:
     """The recipe that a form names or has, with its changes.
 
     Raises:
-        ConfigError: there is none or there are two, or it cannot be used; the text has the path of the key and what was
-            expected.
+        ConfigError: there is no recipe, there are two, or the recipe cannot be used. The text has the path of the key,
+            and what was expected.
     """
     name, text = form.get("recipe", ""), form.get("toml", "")
     if bool(name) == bool(text):

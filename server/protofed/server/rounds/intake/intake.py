@@ -118,9 +118,9 @@ def contents(data: Buffer, manifest: Manifest) -> UpdateProblem | Payload:
 def examined(data: Buffer, manifest: Manifest, base: Payload | None, max_update_norm: float) -> UpdateProblem | float:
     """The problem with the bytes of an update, or else its norm.
 
-    The norm is Euclidean, over all floating-point tensors together: of (update - base) for a tensor that the base has
-    under the same path and shape, of the tensor itself for any other. Integer buffers are left out, and what says who
-    counts, which one or how long, and not how far the model moved.
+    The norm is Euclidean, over all floating-point tensors together. If the base has a tensor of the same path and
+    shape, (update - base) counts, otherwise the tensor itself. Integer buffers are left out, and what says who counts,
+    which one or how long, and not how far the model moved.
 
     Args:
         base: the model that the update started from; None: the update is a first model.

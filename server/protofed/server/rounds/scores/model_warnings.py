@@ -315,8 +315,8 @@ def _unusable(history: RunHistory) -> ModelWarning | None:
     if last.state is not None and last.unusable < UNUSABLE * last.invited:
         return None
     text = (
-        f"Training seems to diverge: in round {last.round}, {last.unusable} of {last.invited} sites had a loss or an "
-        "update that was not finite, or far too large. plan.lr may be too high."
+        f"Training seems to diverge. In round {last.round}, {last.unusable} of {last.invited} sites had a loss or an "
+        "update that was not finite or far too large. plan.lr may be too high."
     )
     numbers = {"unusable": last.unusable, "invited": last.invited}
     return ModelWarning(WarningCode.DIVERGING, last.round, None, text, numbers)
