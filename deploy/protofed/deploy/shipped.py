@@ -286,7 +286,7 @@ def without_build(text: str) -> str:
     """A Compose file, or its example of settings, without all that builds images: that takes a clone's sources."""
     text = re.sub(r"^x-build-arguments:.*\n(?:  .*\n)+\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"^( +)build:\n(?:\1 +.*\n)+", "", text, flags=re.MULTILINE)
-    return re.sub(r"^# What they are built from(?s:.*)\Z", "", text, flags=re.MULTILINE)
+    return re.sub(r"^# Base image of the build(?s:.*)\Z", "", text, flags=re.MULTILINE)
 
 
 def _files(kind: FileKind) -> Iterator[str]:
