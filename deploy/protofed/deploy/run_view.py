@@ -57,7 +57,9 @@ def kept_best(run: str, best: BestSnapshot | None) -> int:
             "a round's number"
         )
     if best.kept != best.round:
-        instead = "" if best.kept is None else f"; the best round whose state is kept is {best.kept}: give this number"
+        instead = (
+            "" if best.kept is None else f"; the best round with a kept state is round {best.kept}: give this number"
+        )
         raise ConfigError(
             f"the best round of run '{short(run)}' is {best.round} ({best.score} {best.value:.4f}), and its state is "
             f"no longer kept{instead}"

@@ -353,9 +353,8 @@ def _warn_of_held_out_scores(settings: ClientSettings, policy: PolicyFile) -> No
 
     if scores := on_own_images(settings.roles, policy().rules.metrics):
         log.warning(
-            "this site trains and evaluates, and its policy lets these scores be sent. If the test set is held out of "
-            "its own images, a server can compute from the scores how many images of each class it has. Score on a "
-            "public test set, or remove the scores from the policy's metrics",
+            "if the test set is held out of this site's images, a server can compute class counts from these scores; "
+            "score on a public test set, or remove the scores from the policy's metrics",
             scores=scores,
         )
 

@@ -56,7 +56,7 @@ def open_journal(path: Path, ledger: LedgerReader, *, give_up: bool) -> Journal:
         promised = _promised(path)
     if adopted := sorted(sealed - promised.keys()):
         log.warning(
-            "the journal lacked promises that the ledger has. A few are usual after the server was killed. If there "
+            "the journal lacked promises that the ledger has; a few are usual after the server was killed; if there "
             "are many, see the runbook on a journal that was changed",
             promises=len(adopted),
         )

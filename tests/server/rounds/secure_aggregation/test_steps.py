@@ -614,7 +614,7 @@ def test_no_group_is_dissolved_while_a_sum_is_open() -> None:
     run = run_of(3)
     run.lab.run.check_regrouping()
     run.go_to(TaskKind.SHARE)
-    with pytest.raises(ConflictError, match="pause the run"):
+    with pytest.raises(ConflictError, match="Pause the run"):
         run.lab.run.check_regrouping()
     run.finish()
     run.lab.run.check_regrouping()
