@@ -24,9 +24,9 @@ CUDA_WITHOUT = "ACCELERATOR=cuda: this PyTorch has no CUDA; leave TORCH_INDEX_UR
 
 
 def torch(accelerator: str, index: str) -> None:
-    """Install PyTorch alone if it comes from an index of its own; its dependencies come from the usual index later.
+    """Install PyTorch alone if it comes from its own index. Its dependencies come later, from the usual index.
 
-    hashes.txt lacks such builds: they are installed without a hash.
+    hashes.txt lacks such builds, so pip installs them without a hash.
     """
     if accelerator not in ACCELERATORS:
         sys.exit(f"ACCELERATOR={accelerator}: expected {' or '.join(ACCELERATORS)}")

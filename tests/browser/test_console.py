@@ -177,7 +177,7 @@ def test_a_run_is_started_and_another_browser_is_refused(
     hand.press(page.get_by_role("link", name="Start a run"))
     hand.choose(page.get_by_label("A recipe that comes with protofed"), "digits-fednh")
     hand.fill(page.get_by_label("Name of the run"), "second")
-    hand.tick(page.get_by_label("Queue it although"))
+    hand.tick(page.get_by_label("Queue the run although"))
     hand.press(page.get_by_role("button", name="Check it"))
     expect(page.get_by_role("button", name="Queue the run")).to_be_visible()
     assert violations(page) == []
@@ -204,7 +204,7 @@ def test_a_certificate_is_signed(
         hand.press(page.get_by_role("link", name="Sign a request"))
         hand.fill(page.get_by_label("The request"), pem.decode())
         assert violations(page) == []
-        hand.fill(page.get_by_label("of the name"), "north")
+        hand.fill(page.get_by_label("named"), "north")
         hand.fill(page.get_by_label("Code of the key"), read_request(pem, "it").code)
         hand.fill(page.get_by_label("Passphrase"), "sesame")
         hand.press(page.get_by_role("button", name="Sign and register"))

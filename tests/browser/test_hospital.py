@@ -192,8 +192,8 @@ def test_a_check_is_followed_without_scripts(program: Program, open_page: Callab
 
 def test_the_rounds_that_left_unfold_without_scripts(program: Program, open_page: Callable[..., Page]) -> None:
     page = open_page(program, java_script_enabled=False)
-    page.get_by_role("navigation").get_by_role("link", name="What has left").click()
-    expect(page.locator("#summary")).to_contain_text("have left this site")
+    page.get_by_role("navigation").get_by_role("link", name="What was sent").click()
+    expect(page.locator("#summary")).to_contain_text("this site has sent")
     line = page.locator("ul.lines details").first
     expect(line.locator("table")).to_be_hidden()
     line.locator("summary").first.click()

@@ -231,7 +231,7 @@ def test_a_dry_run_prints_the_recipe_and_what_leaves_or_refuses_and_makes_nothin
     found = dry(*folder_of(words, tmp_path), "--set", "plan.lr=0.125")
     assert found.exit_code == 0
     assert Recipe.model_validate(tomllib.loads(found.stdout)) == shipped.recipe("digits-fednh", ["plan.lr=0.125"])
-    (sent,) = [line for line in found.stdout.splitlines() if line.startswith("# leaves a site each round: ")]
+    (sent,) = [line for line in found.stdout.splitlines() if line.startswith("# a site sends each round: ")]
     plan = site_plan(shipped.recipe("digits-fednh"))
     assert {part.strip() for part in sent.split(": ")[1].split(";")[0].split(",")} == {
         tensor.spec.part.value for tensor in plan.outgoing
@@ -243,7 +243,7 @@ def test_a_dry_run_prints_the_recipe_and_what_leaves_or_refuses_and_makes_nothin
     sets = ("--set", 'method.name="solo"', "--set", 'federation.robust="median"')
     found = dry(*folder_of(words, tmp_path), *sets)
     assert isinstance(found.exception, ConfigError)
-    assert "no mean of the sites' updates" in str(found.exception)
+    assert "does not take a mean" in str(found.exception)
     assert found.stdout == ""
 
 
@@ -256,7 +256,7 @@ def test_a_dry_run_says_what_leaves_in_a_secure_aggregation_and_works_without_py
     assert any(line.endswith(f"as one masked vector, {plan.sent_bytes[1]:,} bytes") for line in lines)
     own = [line for line in lines if ": personal." in line or line.endswith(": loss")]
     assert len(own) > 1
-    assert all(line.startswith("# leaves a site in a secure aggregation alone, ") for line in own)
+    assert all(line.startswith("# a site sends only in a secure aggregation, ") for line in own)
     monkeypatch.setitem(sys.modules, "protofed.deploy.site.plan", None)
     found = dry("runs", "start", RECIPE, "--identity=none")
     assert Recipe.model_validate(tomllib.loads(found.stdout)) == shipped.recipe("digits-fednh")

@@ -38,7 +38,7 @@ class Job:
     Attributes:
         folder: has a folder for each party and the CA.
         sites: their ids.
-        hosts: names and addresses by which clients reach the server.
+        hosts: names and addresses at which clients reach the server.
         now: aware, in UTC.
         clients: how many replicas of the service `client` there may be.
     """

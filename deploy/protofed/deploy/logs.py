@@ -182,7 +182,7 @@ class Hidden:
             self._secrets += (re.compile(pattern),)
 
     def url(self, url: str) -> None:
-        """Hide the password of a URL, and the Basic authorization header made of it; an invalid URL wholly."""
+        """Hide the password of a URL, and the Basic authorization header made from them; an invalid URL wholly."""
         try:
             parts = urlsplit(url)
         except ValueError:

@@ -113,7 +113,7 @@ def grid(axes: Axes, which: Literal["x", "y", "both"] = "y") -> None:
 
 
 def panels(figure: FigureBase, rows: int, columns: int, count: int) -> list[Axes]:
-    """A grid of so many panels, of which the first ones are shown."""
+    """A grid of so many panels. Only the first ones are shown."""
     every = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes in every[count:]:
         axes.set_visible(False)

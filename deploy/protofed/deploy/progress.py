@@ -155,7 +155,7 @@ def bars_for(console: Console, *columns: ProgressColumn, **options: Any) -> Prog
 
 
 class NotebookBars(Progress):
-    """Bars drawn at their updates, on the updating thread, which must be the one that runs the cell."""
+    """Bars drawn at their updates, on the updating thread. This must be the thread that runs the cell."""
 
     _output: Any = None
     _begin = math.inf  # time.monotonic() from which on they are shown

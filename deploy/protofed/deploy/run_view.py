@@ -1,6 +1,6 @@
-"""A run as people are shown it: its record, from a ledger or over the wire, with what is said of it picked out.
+"""A run as people see it: its record, from a ledger or over the wire, and statements about it.
 
-Reports, model cards and the console's figures show parts of it.
+Reports, model cards and the console's figures show parts of the record.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def kept_best(run: str, best: BestSnapshot | None) -> int:
         )
     if best.kept != best.round:
         instead = (
-            "" if best.kept is None else f"; the best of those that are kept is round {best.kept}: give its number"
+            "" if best.kept is None else f"; the best round with a kept state is round {best.kept}: give this number"
         )
         raise ConfigError(
             f"the best round of run '{short(run)}' is {best.round} ({best.score} {best.value:.4f}), and its state is "
@@ -68,8 +68,8 @@ def kept_best(run: str, best: BestSnapshot | None) -> int:
 
 
 def from_sum(sites: int) -> str:
-    """Where scores come from of which no site's own is known; without a full stop."""
-    return f"mean over {count(sites, 'site')}, from a secure aggregation; no site's own score left it"
+    """Where the scores come from if no site's own score is known; without a full stop."""
+    return f"mean over {count(sites, 'site')}, from a secure aggregation; no site sent its own score alone"
 
 
 def aggregated_sentence(sites: int) -> str:
@@ -93,7 +93,7 @@ class Warned(Protocol):
 
     @property
     def code(self) -> str:
-        """By which the runbook explains it."""
+        """The code under which the runbook explains the warning."""
 
     @property
     def site(self) -> str | None:
@@ -108,7 +108,7 @@ def warning_lines(warnings: Sequence[Warned], option: str = "--json") -> list[st
     """A line for each thing that speaks against the global model, and for the first few sites' own models.
 
     Args:
-        option: of the command that shows them, by which it shows all.
+        option: the option of the command that shows all.
     """
     of_global = [warning for warning in warnings if not warning.site]
     own = [warning for warning in warnings if warning.site]
@@ -205,7 +205,7 @@ class RunView:
 
     @property
     def contributors(self) -> list[str]:
-        """Sites of which an update was used in a round that counts; under masks, in its sum."""
+        """Sites whose update was used in a round that counts; under masks, in its sum."""
         return self.contributors_until()
 
     def contributors_until(self, round: float = math.inf) -> list[str]:
@@ -219,7 +219,7 @@ class RunView:
 
     @property
     def sums(self) -> dict[int, int]:
-        """Sites in the sum of each round that counts and was summed under masks."""
+        """Sites in the sum of each round that counts and had secure aggregation."""
         return {attempt["round"]: len(used_sites(attempt)) for attempt in self.rounds if is_masked(attempt)}
 
     @property

@@ -123,9 +123,9 @@ def recipe_file(name_or_path: str) -> Path:
 
 
 def policy(name_or_path: str) -> Path:
-    """The file of a policy: a word is the name of one that comes with protofed, all else is a path.
+    """The file of a policy. A word is the name of a policy that comes with protofed, all else is a path.
 
-    A site must not get a policy other than the one that it meant: a word that is also a file's name is refused.
+    A word that is also a file's name is refused: a site must not get a policy that it did not mean.
 
     Raises:
         ConfigError: there is no policy of that name; or a file here has the name.
@@ -135,8 +135,9 @@ def policy(name_or_path: str) -> Path:
         return path
     if path.is_file():
         raise ConfigError(
-            f"policy '{name_or_path}': a word is the name of a policy that comes with protofed, and there is a file of "
-            f"that name here; for the file write './{name_or_path}'; for the other one rename the file"
+            f"policy '{name_or_path}' is ambiguous: protofed takes a word for the name of its own policy, and this "
+            f"folder has a file of this name. For the file write './{name_or_path}'. For protofed's policy rename the "
+            "file"
         )
     return named("policy", name_or_path)
 
@@ -240,7 +241,7 @@ KINDS: Final = {
 
 
 def write_files(into: Path, kinds: Sequence[str]) -> list[Path]:
-    """Write the files of these kinds, all kinds if there are none, into a folder; overwrites nothing.
+    """Write the files of the given kinds (none: all kinds) into a folder; overwrites nothing.
 
     A file that is there already with the same content stays. If another one is there, nothing is written.
 
@@ -285,7 +286,7 @@ def without_build(text: str) -> str:
     """A Compose file, or its example of settings, without all that builds images: that takes a clone's sources."""
     text = re.sub(r"^x-build-arguments:.*\n(?:  .*\n)+\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"^( +)build:\n(?:\1 +.*\n)+", "", text, flags=re.MULTILINE)
-    return re.sub(r"^# What they are built from(?s:.*)\Z", "", text, flags=re.MULTILINE)
+    return re.sub(r"^# Base image of the build(?s:.*)\Z", "", text, flags=re.MULTILINE)
 
 
 def _files(kind: FileKind) -> Iterator[str]:

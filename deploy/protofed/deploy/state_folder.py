@@ -76,7 +76,7 @@ def open_state(folder: Path) -> Iterator[StateFolder]:
     if not candidates:
         raise StateError(
             f"{folder} holds no {LEDGER_FILE}; expected the --state folder of a server or of `simulate`, or a job of "
-            "`compare` (a ledger in PostgreSQL is read through its server: --server)"
+            "`compare`. If the ledger is in PostgreSQL, ask the server: --server"
         )
     ledger = LedgerReader(f"sqlite:///{candidates[0] / LEDGER_FILE}")
     try:

@@ -217,7 +217,7 @@ def styled(word: str) -> Text:
 
 
 def span(seconds: float) -> str:
-    """A duration in the largest unit of which it has at least two: `119 s`, `2 min`."""
+    """A duration in the largest unit that gives at least 2: `119 s`, `2 min`."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

@@ -1,10 +1,10 @@
-"""What a method does on the server; and all that the author of a server half needs, in this one place.
+"""What a method does on the server, and all that the author of a server algorithm needs.
 
-A server half is a frozen dataclass that is a `ServerMethod`: NumPy only, pure functions over payloads; its fields are
-the options that a recipe may set. The methods of protofed import nothing else of protofed but what they share among
-themselves (`methods/mixtures`, `methods/maximal_separation`: mathematics of one paper each, which is no promise to
-others), and what is exported here stays: a package of your own does the same (`protofed new method NAME` writes one;
-`protofed.common.plugins` says how a recipe names it).
+A server algorithm is a frozen dataclass that is a `ServerMethod`: NumPy only, pure functions over payloads. Its fields
+are the options that a recipe may set. What this module exports stays. The methods of protofed import only this module
+and what they share: `methods/mixtures` and `methods/maximal_separation`, the mathematics of one paper each, which may
+change. Your own package imports only this module, too. `protofed new method NAME` writes one, and
+`protofed.common.plugins` says how a recipe names it.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ class RoundContext:
     Attributes:
         round: of the state that is made; 0 of the first one.
         rounds: of the run.
-        sites: N: trainers that were enrolled and took tasks when the round was opened, drawn for it or not. It is
-            recorded with the round, and another one if sites came, were excluded or paused in between; in round 0,
-            for which two sites are enough, others may be yet to come.
+        sites: N: trainers that were enrolled and took tasks when the round was opened, drawn for it or not. The
+            number is recorded with the round. It changes if sites come, are excluded or pause between rounds. Round 0
+            needs only two sites, so others may come later.
         classes: C.
         seed: of the run, as NumPy takes it: not below zero.
     """
@@ -140,21 +140,21 @@ class ClasswiseMethod(ServerMethod, Protocol):
 
 
 class SummableServerMethod(ServerMethod, Protocol):
-    """A server half that can do with sums: it may run with `federation.secure = true`.
+    """A server algorithm that needs only sums: it may run with `federation.secure = true`.
 
-    It then sends all sites the same, for sites that start from different models are never summed; its client half has
-    the same `sum_form`.
+    It then sends the same to all sites, because updates from different starting models are never aggregated. Its client
+    algorithm has the same `sum_form`.
     """
 
     def sum_form(self) -> SumForm:
-        """What is summed.
+        """What is aggregated.
 
         Raises:
             ConfigError: nothing, with these options; the text says why.
         """
 
     def from_sums(self, state: Payload, sums: Sums, context: RoundContext) -> Payload:
-        """The next state, as `aggregate` makes it of the updates that were summed."""
+        """The next state, as `aggregate` makes it from the aggregated updates."""
 
 
 class OwnStartMethod(ServerMethod, Protocol):
@@ -190,7 +190,7 @@ class RefiningServerMethod(ServerMethod, Protocol):
         """What it sends back of this aggregate must look like."""
 
     def refined(self, state: Payload, update: Update, context: RoundContext) -> Payload:
-        """The state that the round publishes, of an aggregate and of what the evaluator made of it."""
+        """The state that the round publishes, from an aggregate and from what the evaluator made of the aggregate."""
 
 
 def refining(method: ServerMethod) -> RefiningServerMethod | None:
@@ -232,7 +232,7 @@ def weigh(update: Update, weighting: Weighting) -> float:
 
 
 def weighted_mean(updates: Iterable[Update], parts: Iterable[Part], weighting: Weighting) -> Payload:
-    """sum_k p_k x_k of these parts x of the updates, which are read once.
+    """sum_k p_k x_k over the given parts x of the updates, which are read once.
 
     Raises:
         StateError: as of `weigh`.
@@ -244,7 +244,7 @@ def weighted_mean(updates: Iterable[Update], parts: Iterable[Part], weighting: W
 
 
 def like(state: Payload, *parts: Part) -> tuple[TensorSpec, ...]:
-    """The tensors of these parts of a state, as an update must have them."""
+    """The tensors of the given parts of a state, as an update must have them."""
     return describe({part: state[part] for part in parts if part in state})
 
 
@@ -254,12 +254,12 @@ def prototype_rows(matrix: Array) -> tuple[TensorSpec, ...]:
 
 
 def sent(method: ServerMethod, state: Payload, site: SiteId) -> Payload:
-    """A method's broadcast to a site, without what stays on the server; the same object, if there is nothing of it."""
+    """A method's broadcast to a site, without what stays on the server; the same object, if nothing stays."""
     return drop_private(method.broadcast(state, site))
 
 
 def drop_private(payload: Payload) -> Payload:
-    """A payload without what stays on the server; the same object, if there is nothing of it."""
+    """A payload without what stays on the server; the same object, if nothing stays."""
     if Part.PRIVATE not in payload:
         return payload
     return {part: tensors for part, tensors in payload.items() if part is not Part.PRIVATE}

@@ -36,24 +36,24 @@ WAITING = Metric(
     "protofed_run_waiting",
     "gauge",
     ("run", "reason"),
-    "1 for what the active run waits for, 0 for the rest: trainers (too few), required-sites, paused, queued, back-off "
-    "(until the next attempt), disk (the server's is full), updates, sum (a step of secure aggregation), evaluator (to "
-    "refine the model: none is there), refinement (by the evaluator that was asked), scores.",
+    "1 for what the active run waits for, 0 for the other reasons. Reasons: trainers (too few), required-sites, "
+    "paused, queued, back-off (until the next attempt), disk (the server's is full), updates, sum (a step of secure "
+    "aggregation), evaluator (none is there to refine the model), refinement (the evaluator refines it), scores.",
 )
 SECONDS = Metric("protofed_round_seconds", "histogram", ("phase",), "Seconds that a round's phase took.")
 ROUND_SITES = Metric(
     "protofed_round_sites",
     "gauge",
     ("state",),
-    "Sites invited to the newest round, each in one state: invited (has not started), started, reported, rejected "
-    "(reported, its update was left out), failed, late, not-needed.",
+    "Sites invited to the newest round, each in one state. States: invited (has not started), started, reported, "
+    "rejected (reported, but its update was rejected), failed, late, not-needed.",
 )
 OPENED = Metric(
     "protofed_round_opened_timestamp_seconds",
     "gauge",
     ("run",),
-    "Unix time from which the open round's deadline counts: when it was opened or, later, when a restarted server took "
-    "it up; absent while no round is open.",
+    "Unix time from which the open round's deadline counts: when the round was opened or, after a restart, when the "
+    "server took it up. Absent while no round is open.",
 )
 DEADLINE = Metric("protofed_round_deadline_seconds", "gauge", ("run",), "Seconds a round waits for its sites.")
 QUORUM = Metric("protofed_round_quorum", "gauge", ("run",), "Updates that the newest round needs, or is abandoned.")
@@ -80,17 +80,16 @@ DENIED = Metric(
     "protofed_denied_calls_total",
     "counter",
     ("because",),
-    "Refused calls by certificates that were revoked, or by sites that the operator has excluded; the log has one line "
-    "for each of these.",
+    "Refused calls by revoked certificates, or by sites that the operator has excluded. The log has a line for "
+    "each call.",
 )
 COUNTED_STEPS = (TaskKind.FIT, *SUM_STEPS)  # FIT brings the keys: it fails only where too few sites have them
 SUM_STEP = Metric(
     "protofed_sum_step",
     "gauge",
     ("run", "step"),
-    "1 for the step of the open secure aggregation, 0 for the others: share, contributors, agree-contributors, "
-    "reveal-contributors, mask, "
-    "agree, reveal; only of a run with secure aggregation.",
+    "1 for the step of the open secure aggregation, 0 for the others. Steps: share, contributors, agree-contributors, "
+    "reveal-contributors, mask, agree, reveal. Only for a run with secure aggregation.",
 )
 SUM_SITES = Metric(
     "protofed_sum_sites", "gauge", ("run",), "Sites whose numbers are in the newest sum that the server opened."
@@ -102,14 +101,14 @@ SUM_DROPOUTS = Metric(
     "protofed_sum_dropouts_total",
     "counter",
     ("step",),
-    "Sites that were asked for a step of a secure aggregation and take no part in what follows of it.",
+    "Sites that dropped out of a secure aggregation in this step: they were asked, and take no part in later steps.",
 )
 SUMS_ABANDONED = Metric(
     "protofed_sums_abandoned_total",
     "counter",
     ("step", "reason"),
-    "Secure aggregations that came to nothing, by step: too-few (sites reported in time), left (a site did after the "
-    "contributors of classes were counted), unusable (what sites sent gives no sum).",
+    "Failed secure aggregations, by step and reason. Reasons: too-few (too few sites reported in time), left (a site "
+    "dropped out after the contributors of classes were counted), unusable (what sites sent gives no sum).",
 )
 NORM = Metric("protofed_update_norm", "histogram", (), "Norms of accepted updates: how far each moved the model.")
 BYTES = Metric(
@@ -122,9 +121,9 @@ SITES = Metric(
     "protofed_sites",
     "gauge",
     ("state",),
-    "All sites that the server knows, each in one state, as in `sites list`: excluded (by the operator), away (no "
-    "daemon has enrolled), held (waits for its own approval or hours, is paused there, has no privacy budget left, "
-    "or takes no part in the run), silent (no progress for longer than the run allows), working, idle.",
+    "All sites that the server knows, each in one state, as in `sites list`. States: excluded (by the operator), away "
+    "(no daemon has enrolled), held (the site waits for its own approval or hours, is paused, has no privacy budget "
+    "left, or takes no part in the run), silent (no progress for longer than the run allows), working, idle.",
 )
 LAST_PROGRESS = Metric(
     "protofed_site_last_progress_timestamp_seconds", "gauge", ("site",), "Unix time of the site's last progress."
@@ -165,7 +164,7 @@ CERT_EXPIRY = Metric(
     ("role", "name"),
     "Unix time at which the last certificate of a name ends.",
 )
-EVENT_LOOP_LAG = Metric("protofed_event_loop_lag_seconds", "gauge", (), "Seconds by which the event loop is late.")
+EVENT_LOOP_LAG = Metric("protofed_event_loop_lag_seconds", "gauge", (), "Delay of the event loop, in seconds.")
 STATE_DISK_FREE = Metric(
     "protofed_state_disk_free_bytes",
     "gauge",
@@ -251,11 +250,11 @@ class SendOutcome(StrEnum):
 class ServerMetrics:
     """Counters of one server (or simulation) since its start, in a registry of its own; any thread may count.
 
-    An event is counted once, by the process that made it durable: an action repeated after a restart or a full disk is
-    counted when it succeeds, and what a roll-back undoes stays counted, since a counter never falls.
+    An event is counted once, by the process that made it durable. An action repeated after a restart or a full disk is
+    counted when it succeeds. What a roll-back undoes stays counted, since a counter never falls.
 
     Attributes:
-        lag: seconds by which the event loop is late; None: there is no loop.
+        lag: the delay of the event loop, in seconds; None: there is no loop.
     """
 
     def __init__(self) -> None:

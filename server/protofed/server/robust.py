@@ -25,10 +25,10 @@ Centre = Callable[[Array], Array]  # [K, B] in the updates' dtype -> [B] float64
 
 
 def inner_products(models: Sequence[Payload], starts: Sequence[Payload], parts: Iterable[Part]) -> Array:
-    """<x_k - s_k, x_l - s_l> over the floating-point tensors of these parts, [K, K] float64.
+    """<x_k - s_k, x_l - s_l> over the floating-point tensors of the parts, [K, K] float64.
 
-    Added up in the models' precision over `RUN` elements, and in float64 over these: of float32 a product is right to
-    2^-22 of the two lengths' product (the tests compare it with float64), and takes half the time.
+    Products add up in the models' precision over `RUN` elements, and in float64 over such runs. In float32 a product is
+    right to 2^-22 of the two lengths' product (the tests compare it with float64), and takes half the time.
 
     Args:
         starts: of each model what it was trained from. A tensor counts as it is where its start has none of its shape.
@@ -152,7 +152,7 @@ def _floats(model: Payload, parts: Iterable[Part]) -> Iterator[tuple[Part, str]]
 
 
 def _spans(size: int, count: int) -> Iterator[tuple[int, int]]:
-    """Beginnings and ends of blocks of `size` elements, of which `count` are in memory together."""
+    """Beginnings and ends of blocks of `size` elements; `count` blocks are in memory together."""
     length = max(SHORTEST, BLOCK // count)
     for begin in range(0, size, length):
         yield begin, min(begin + length, size)
@@ -172,7 +172,7 @@ def median_length(lengths: Sequence[float]) -> float:
 
 
 def clip_scales(norms: Sequence[float], factor: float) -> list[float]:
-    """By which each update is scaled, [K] of 0 to 1, so that none exceeds `factor` times the cohort's median norm.
+    """The factor that scales each update, [K] of 0 to 1, so that none exceeds `factor` times the cohort's median norm.
 
     All are 1 where the median is zero: most updates then do not say how large a change should be.
     """
@@ -202,8 +202,8 @@ def krum_scores(products: Array, bad: int) -> Array:
 def krum_rejected(scores: Array, bad: int, margin: float) -> list[int]:
     """Who is not chosen: of the f largest scores those that exceed `margin` times the median of all, [K] -> indices.
 
-    Multi-Krum itself leaves out f sites in every round, and where classes are skewed these are honest ones with
-    rare classes; with a margin nobody is left out while no score stands out, nor where most updates are equal.
+    Multi-Krum itself leaves out f sites in every round. Where classes are skewed, these are honest sites with rare
+    classes. With a margin nobody is left out while no score stands out, nor where most updates are equal.
     """
     order = np.argsort(-scores, kind="stable")[:bad]
     limit = margin * float(np.median(scores))
@@ -213,8 +213,8 @@ def krum_rejected(scores: Array, bad: int, margin: float) -> list[int]:
 def centre_weights(products: Array) -> Array:
     """Weights [K], adding up to 1, whose weighted mean of the points is their geometric median (smoothed Weiszfeld).
 
-    Pillutla et al., IEEE TSP 2022, algorithm 2, run to its end: every iterate is a weighted mean, so the inner products
-    [K, K] are all that it needs.
+    Pillutla et al., IEEE TSP 2022, algorithm 2, run to its end. Every iterate is a weighted mean, so it needs only the
+    inner products [K, K].
     """
     count = len(products)
     weights = np.full(count, 1 / count)

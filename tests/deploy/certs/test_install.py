@@ -88,7 +88,7 @@ def test_what_cannot_be_installed_changes_nothing(authority: Authority, other: A
         (own, now, "1 certificates and 0 CA certificates"),
         (authority.pem, now, "0 certificates and 1 CA certificates"),
         (good + own, now, "2 certificates and 1 CA certificates"),
-        (good + key, now, "holds a private key, which must never leave"),
+        (good + key, now, "holds a private key"),
         (own + other.pem, now, r"not signed by a CA in ca\.pem"),
         (foreign, now, r"certificate of site 'b' is for another key \(.*\) than .* has \(.* or .*\)"),
         (renamed, now, "holds the certificate of site 'a', the bundle the certificate of site 'b'"),

@@ -209,7 +209,7 @@ def test_the_key_is_the_one_that_was_read_out(certs: Cli) -> None:
     done(certs("request", "--identity", "evil", "--site", "a", "--out", "sent.pem"))
     read_out = next(line.removeprefix("key:").strip() for line in out.splitlines() if line.startswith("key:"))
     asked = ("sign", "sent.pem", "--ca", "ca", "--site", "a", "--fingerprint")
-    refused(certs(*asked, read_out), "sent.pem has the key", code(fingerprint_of("sent.pem")), "do not sign it")
+    refused(certs(*asked, read_out), "sent.pem has the key", code(fingerprint_of("sent.pem")), "do not sign")
     for malformed in ("", read_out[:9], read_out + " 00", "z" * 64):
         refused(certs(*asked, malformed), "expected four groups of four")
     assert not list(Path("ca/issued").iterdir())
@@ -483,7 +483,7 @@ def test_a_ca_is_never_overwritten(certs: Cli) -> None:
     assert "not encrypted" in done(certs("init", "--ca", "ca"))
     refused(certs("init", "--ca", "ca"), "ca has a CA already")
     Path("ca/ca.pem").unlink()
-    refused(certs("init", "--ca", "ca"), "not its certificate ca.pem", "ca/ca-key.pem")
+    refused(certs("init", "--ca", "ca"), "lacks its certificate ca.pem", "ca/ca-key.pem")
     refused(certs("sign", "none.pem", "--ca", "ca", "--site", "a"), "cannot read none.pem: No such file")
 
 

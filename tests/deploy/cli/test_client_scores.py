@@ -74,7 +74,7 @@ def test_what_left_is_read_from_the_audit_log_and_the_rest_has_stayed(
         log.append("sent", call=call, digest=f"{call}{number}", facts={"run": "digits", "round": number, **fields})
     log.close()
     out = run("digits", "--state", tmp_path)[1]
-    told = [line for line in out.splitlines() if line.startswith(("left", "stayed"))]
+    told = [line for line in out.splitlines() if line.startswith(("sent", "stayed"))]
     assert [line.rpartition(": ")[2] for line in told] == ["loss, rounds 1", "personal.pm_l, rounds 1"]
     rounds = json.loads(run("digits", "--state", tmp_path, "--json")[1])["rounds"]
     assert [scored["left"] for scored in rounds] == [["loss", "personal.pm_l"], [], []]
@@ -91,7 +91,7 @@ def test_what_left_in_a_secure_aggregation_has_not_stayed(run: Run, kept: OwnSco
     log.append("masked", run="another", round=3, scores=["personal.pm_l"], **at)
     log.close()
     out = run("digits", "--state", tmp_path)[1]
-    told = [line for line in out.splitlines() if line.startswith(("left", "stayed"))]
+    told = [line for line in out.splitlines() if line.startswith(("sent", "stayed"))]
     assert [line.rpartition(": ")[2] for line in told] == ["loss, rounds 1", "loss, rounds 2", "personal.pm_l"]
     assert ["secure aggregation" in line for line in told] == [False, True, False]
     rounds = json.loads(run("digits", "--state", tmp_path, "--json")[1])["rounds"]
@@ -107,7 +107,7 @@ def test_none_is_said_to_have_stayed_of_more_scores_than_the_log_lists(
     log.append("sent", call="ReportScores", digest="a", facts=audit_fields(request, values=True))
     log.close()
     out = run("digits", "--state", tmp_path)[1]
-    assert "rounds 1: more scores left" in out
+    assert "rounds 1: more scores were sent" in out
     assert "stayed" not in out
     rounds = json.loads(run("digits", "--state", tmp_path, "--json")[1])["rounds"]
     assert [scored["left"] for scored in rounds] == [None, [], []]

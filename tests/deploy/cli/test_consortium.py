@@ -45,7 +45,7 @@ def test_a_person_who_forgets_it_is_told_what_that_gives_away(
 ) -> None:
     code, _, why = run("--forget-group", "--state", state)
     assert code == 78
-    assert "by subtracting sums" in why
+    assert "subtract the two groups' sums" in why
     assert "--yes" in why
     assert (state / FOLDER / GROUP).exists()
     monkeypatch.setenv("SUDO_USER", "eva")
@@ -71,7 +71,7 @@ def test_a_person_confirms_a_list_and_sees_what_changed_and_who_reads_the_site_a
     (state / OFFERED).write_text(first.document)
     assert "offered, not confirmed here:" in run("--state", state)[1]
     code, _, why = run("--confirm", first.code, "--state", state)
-    assert (code, "Do you know each of these hospitals" in why) == (78, True)
+    assert (code, "Do you know every hospital" in why) == (78, True)
     assert run("--confirm", first.code, "--state", state, "--yes")[0] == 0
     shown = run("--state", state)[1]
     assert "Hospital bob runs the server and is in this site's group as bob." in shown

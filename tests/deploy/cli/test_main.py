@@ -71,7 +71,7 @@ BAD_RECIPES: Sequence[tuple[tuple[str, str], str]] = [
     (("^prototype_momentum = 0.9", "prototype_momentum = 9"), "prototype_momentum = 9"),
     (("^rounds = 20", "rounds = 0"), "rounds = 0"),
     (('^name = "digits-cnn"', 'name = "digit-cnn"'), "unknown model 'digit-cnn': did you mean 'digits-cnn'?"),
-    (("^min_sites", "min_contributors = 1\nmin_sites"), "is a simulation's"),
+    (("^min_sites", "min_contributors = 1\nmin_sites"), "is for simulations"),
 ]
 
 

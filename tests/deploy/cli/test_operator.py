@@ -421,7 +421,7 @@ def test_more_rounds_back_than_sites_go_need_force(
     published(server, range(1, 9))
     said = protofed.refuses(78, "runs", "rollback", RUN, 2, "--yes")
     assert "round 2 is 6 rounds back" in said
-    assert f"protofed export {RUN} --round 2;" in said
+    assert f"protofed export {RUN} --round 2." in said
     assert said.endswith("set limits.max_rollback_rounds to 6 or more, then give --force")
     monkeypatch.setattr(sys, "stdin", Answers("n\n"))
     _, _, asked = protofed("runs", "rollback", RUN, 3)

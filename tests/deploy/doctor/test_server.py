@@ -296,7 +296,7 @@ def test_a_run_with_secure_aggregation_needs_three_sites_that_are_registered(loo
     writer.close()
     found = look(recipes=[recipe])
     assert findings(found) == []
-    assert "each of them to its end" in found["secure aggregation"].message
+    assert "needs all of them" in found["secure aggregation"].message
     writer = Ledger(f"sqlite:///{ledger(tmp_path / 'state')}")
     writer.enroll("west", ["trainer"])
     writer.exclude("west", "scanner moved")

@@ -168,7 +168,7 @@ def test_a_site_needs_no_server_for_what_it_was_sent(simulated: Simulated, wante
     site = tmp_path / "site"
     shutil.copytree(done.site("site-2"), site)
     asked = wanted("cwfedavg", "personal", tmp_path / "m", site_state=site, state=None, recipe=done.recipe)
-    with pytest.raises(ConfigError, match="no longer has the model"):
+    with pytest.raises(ConfigError, match="no longer has the newest model"):
         export(asked)
     (site / ".incoming").mkdir()
     (site / ".incoming" / codec.digest(data)).write_bytes(data)

@@ -27,7 +27,7 @@ RecipeOf = Callable[..., Recipe]
 def test_a_table_tells_of_a_sample_and_has_dashes_for_what_is_not_there(recipe_of: RecipeOf) -> None:
     sampled, whole = recipe_of("fedavg", evaluation={"personal_test_images": 2000}), recipe_of("fednh")
     assert str(scores_table([sampled, whole], {}, "scores").caption).endswith(
-        " Own models: on a stratified sample, at most 2,000, of it."
+        " Own models: on a stratified sample, at most 2,000 images, of the test set."
     )
     assert "sample" not in str(scores_table([whole], {}, "scores").caption)
     recipe, aggregated = recipe_of("fedavg"), Spread(0.912, 0.034, None, 3)

@@ -141,7 +141,7 @@ def test_a_daemon_that_does_not_look_is_told_of(
 def test_what_was_handed_in_before_is_listed_or_that_nothing_was(
     run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path
 ) -> None:
-    assert "nothing of it was handed in" in run("deny", recipe.name, "--state", tmp_path, "--yes")[1]
+    assert "sent nothing for the run" in run("deny", recipe.name, "--state", tmp_path, "--yes")[1]
     state = shutil.copytree(GOLDEN, tmp_path / "site-1")
     before = verify(state / AUDIT_FILE)
     code, out, _ = run("deny", "kept", "--state", state, "--yes")

@@ -248,10 +248,10 @@ def test_what_the_policy_and_heartbeats_say_is_said_in_sentences(recipe_of: Reci
     plan = site_plan(recipe_of("fedprp"), rules)
     assert not plan.refusals
     for said in (
-        "No prototype leaves of a class with fewer than 7 examples here (min_samples_per_class).",
+        "No prototype is sent for a class with fewer than 7 examples here (min_samples_per_class).",
         "Which classes the site has is not hidden (hide_class_presence).",
-        "Only tensors of float32 and int64 leave (dtypes).",
-        "Counters of steps among weights leave as zeros: they would tell the number of examples (example_count).",
+        "Only tensors of float32 and int64 are sent (dtypes).",
+        "Step counters among weights are sent as zeros: they would tell the number of examples (example_count).",
         "The site takes part once somebody has run `protofed client approve` for this recipe (approval).",
         "Tasks are taken mon, sun 20:00 to 06:00, UTC (schedule).",
     ):
@@ -337,7 +337,7 @@ def test_a_limit_by_images_declines_nothing_in_a_secure_run_or_with_noise(recipe
     plan = site_plan(read, policy("fednh", limits={"steps": 2}), cohort=3, examples=20)
     assert [check.key for check in plan.limits if not check.holds] == ["steps", "min_step_sum"]
     assert not plan.refusals
-    assert "Random numbers take the place" in plan.still_open[0]
+    assert "random numbers instead" in plan.still_open[0]
     assert "limits.steps" in plan.still_open[0]
     facts = RunFacts(Digest("b" * 64), frozenset({Part.BODY}), examples=20, cohort=3, features=64)
     assert unchecked(facts, noisy=True) == ()
@@ -445,13 +445,15 @@ def test_a_sum_is_told_by_its_weights_and_sites_and_what_is_sent_back() -> None:
         "unless others of its group help."
     }
     assert plan.server_view.whole[0].startswith("A sum is over 3 sites or more.")
-    assert "It sees how many examples all sites of a sum have together." in plan.server_view.whole
+    assert "The server sees how many examples all sites of a sum have together." in plan.server_view.whole
     assert (
         "This site is in the same sums as 2 others or more, its group, in all runs (sum_group)."
         in plan.server_view.whole
     )
     alone = site_plan(small_recipe("fedavg", federation={**SECURE, "sum_group": 1}))
-    assert "Two sums may differ by one site, and so tell what that one sent (sum_group = 1)." in alone.server_view.whole
+    assert (
+        "Two sums may differ by one site, and so tell what this site sent (sum_group = 1)." in alone.server_view.whole
+    )
     federation = {**SECURE, "min_contributors": 3}
     shares = site_plan(small_recipe("cwfedavg", method={"name": "cwfedavg", "shares": "true"}, federation=federation))
     told = {each.part: each for each in shares.server_view.parts}
@@ -470,7 +472,9 @@ def test_what_the_server_sees_of_each_part_is_read_from_the_methods_form(method:
         for each in plan.server_view.parts:
             assert (each.plain, each.aggregated == NOTHING) == (each.part.discloses, each.part not in in_sums)
             assert plan.server_view.seen(each) == (each.aggregated if plan is aggregated else each.plain)
-    assert ("It sees how many sites hold each class, not which." in aggregated.server_view.whole) is form.by_class
+    assert (
+        "The server sees how many sites hold each class, not which sites." in aggregated.server_view.whole
+    ) is form.by_class
 
 
 def test_only_a_method_with_a_form_is_told_of_sums_which_true_shares_may_enter() -> None:
@@ -492,7 +496,7 @@ def test_a_policy_that_asks_for_secure_aggregation_lets_a_run_with_them_in_and_n
     assert bool(without.refusals) is (secure != "allowed")
     assert "(secure)" in aggregated.rules[0]
     told = " ".join(without.rules)
-    assert ("leaves only in a secure aggregation" in told, "is not hidden" in told) == (
+    assert ("are sent only in a secure aggregation" in told, "is not hidden" in told) == (
         secure != "allowed",
         secure == "allowed",
     )
@@ -500,8 +504,12 @@ def test_a_policy_that_asks_for_secure_aggregation_lets_a_run_with_them_in_and_n
 
 def test_the_screen_and_json_say_what_the_server_sees_with_sums_and_without() -> None:
     for federation, heading, other in (
-        (SECURE, "What the server sees of it, with secure aggregation", "Without secure aggregation it would see:"),
-        ({}, "What the server sees of it, without secure aggregation", "With federation.secure = true it would see:"),
+        (SECURE, "What the server sees of these, with secure aggregation", "Without secure aggregation it would see:"),
+        (
+            {},
+            "What the server sees of these, without secure aggregation",
+            "With federation.secure = true it would see:",
+        ),
     ):
         plan, out = site_plan(small_recipe("fedprp", federation=federation)), io.StringIO()
         plan_table.show(plan, Console(file=out, width=500))

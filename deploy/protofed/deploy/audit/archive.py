@@ -74,8 +74,8 @@ def _check_continues(path: Path, folder: Path, here: list[Segment], status: Audi
     last, first, newest = archived[-1], here[0], here[-1]
     if last.number >= newest.number:
         raise ConfigError(
-            f"{last.path} is there already, and the log's newest segment is {newest.number}: the folder has the "
-            "archive of another log, or the log was restored from a backup; expected another folder"
+            f"the archive already has {last.path}, but the log's newest segment is {newest.number}. The archive is of "
+            "another log, or the log was restored from a backup. Name another folder"
         )
     if last.number < first.number and (
         last.number != first.number - 1 or verify(last.path, visible=False).newest != status.before
@@ -117,8 +117,8 @@ def _common_size(segment: Segment, archived: Segment) -> int:
     for piece, other in itertools.zip_longest(_pieces(segment), _pieces(archived)):
         if piece != other:
             raise AuditError(
-                f"{archived.path} has other records than {segment.path}: it is of another log, or was damaged; nothing "
-                "was removed; expected another folder, or a backup of the file"
+                f"{archived.path} and {segment.path} differ: the archive is of another log, or the file was damaged. "
+                "No file was removed. Name another folder, or restore the file from a backup"
             )
         size += len(piece)
     return size

@@ -1,8 +1,8 @@
-"""Audit logs as files: whether a log still is what was written, and following one that a daemon writes.
+"""Audit logs as files: checking that a log is what was written, and following a log that a daemon writes.
 
-A follower reads the log whole once, and from then on what was added, each record checked. An edit within what was read
-is noticed when it changes the size of a file, or a file that is no longer written to; the newest file's only by
-`recheck`, which reads all of it again.
+A follower reads the log whole once. Then it reads and checks only new records. It notices an edit of old records if the
+edit changes a file's size, or changes a file that is no longer written to. An edit of the newest file needs `recheck`,
+which reads the whole log again.
 """
 
 from __future__ import annotations
@@ -138,15 +138,15 @@ def read_hash(text: str) -> str:
 
 
 def missing(expected: str, logs: Iterable[AuditStatus]) -> str:
-    """The error for an expected hash that none of these logs has."""
+    """The error for an expected hash that no log has."""
     ends = ", ".join(
         f"{log.path} begins with record {log.last_number - log.count + 1}, ends with record {log.last_number}"
         for log in logs
     )
     return (
-        f"no record has the hash {expected}: since it was printed, its segment was moved to an archive (name it, too), "
-        "records were cut off at the end, or the log was written anew; "
-        f"{ends or 'no log is good'}; ask for a backup"
+        f"no record has the hash {expected}; {ends or 'no log is good'}. If the record's segment was moved to an "
+        "archive, name the archive, too. Otherwise records were cut off at the end, or the log was written anew: ask "
+        "for a backup"
     )
 
 
@@ -180,7 +180,7 @@ class LogFollower:
 
     Args:
         path: of the log's first segment, there or not.
-        begin: called before the log is read whole: what was taken before is to be forgotten.
+        begin: called before the log is read whole. Forget what was taken before.
         take: called with each record, in order, once it is checked.
     """
 
@@ -209,7 +209,7 @@ class LogFollower:
         return self._state
 
     def recheck(self) -> FollowedLog:
-        """Read all of it again."""
+        """Read the whole log again."""
         self._signatures, self._state = [], FollowedLog()
         return self.look()
 

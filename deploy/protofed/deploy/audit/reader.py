@@ -1,9 +1,9 @@
 """Reads an audit log: what each record is, and what the records say together, by run and round or of one run.
 
-A site's log has the events sent, answered, task, run, policy, refused, server, met, masked, summed, privacy and those
-of `Act`, what people there decided; a server's has call, counted and resumed. Both record a message's fields
-(`audit_fields`). A chunk names only its upload, whose id contains the task_id; the round comes from the message that
-announced the upload, which has the same task_id.
+A site's log has the events sent, answered, task, run, policy, refused, server, met, masked, summed and privacy. It also
+has the events of `Act`: what people there decided. A server's log has call, counted and resumed. Both record a
+message's fields (`audit_fields`). A chunk names only its upload, whose id contains the task_id. The message that
+announced the upload has the same task_id, and names the round.
 """
 
 from __future__ import annotations
@@ -321,7 +321,7 @@ def summarize(
 
     Args:
         archive: a folder with the log's oldest segments.
-        run, round: only messages of these.
+        run, round: only messages of this run or round.
         messages: keep each message, too.
         visible: show a progress bar on a terminal.
 
@@ -357,14 +357,14 @@ UNLISTED = "…"  # among a round's names: more scores left than the log lists b
 
 @dataclass
 class HandedIn:
-    """What of one run had left the site for good: its rounds, by what became of them.
+    """What the site has sent for one run, by round and by what became of it.
 
     Attributes:
         updates: whose update counts at the server; round 0: the first model, which has nothing of the data.
         unanswered: whose update was committed without an answer: the server may have it.
         scores: whose scores were reported and not refused.
-        names: the scores that left by themselves, by round: reported, or beside an update.
-        aggregated: the scores sent in a secure aggregation alone, by round: the server has their mean, or nothing.
+        names: the scores that were sent alone, by round: reported, or beside an update.
+        aggregated: the scores sent only in a secure aggregation, by round: the server has their mean, or nothing.
         archived: how many of the log's oldest segments are not here: what they have is not counted.
     """
 
@@ -426,7 +426,7 @@ class HandedIn:
 def archived_text(count: int) -> str:
     """What is not listed where so many of the log's oldest segments are in an archive."""
     files = "first file is" if count == 1 else f"first {count} files are"
-    return f"the audit log's {files} in an archive: what left by them is not listed here (`protofed audit show`)"
+    return f"the audit log's {files} in an archive: this list lacks what the site sent then (`protofed audit show`)"
 
 
 def handed_in(path: Path, run: str) -> HandedIn:
@@ -458,7 +458,9 @@ def _unchecked(path: Path) -> Iterator[Entry]:
                             if entry := reader.read(Record(**json.loads(line))):
                                 yield entry
         except OSError as error:
-            raise StateError(f"cannot read {segment.path}: {error.strerror}; it says what was handed in") from error
+            raise StateError(
+                f"cannot read {segment.path}: {error.strerror}; this file records what was sent"
+            ) from error
 
 
 def rounds_text(rounds: set[int]) -> str:

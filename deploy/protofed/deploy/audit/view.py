@@ -168,7 +168,7 @@ def _values(message: Message) -> Iterable[str]:
 
 
 def _escaped(cell: Callable[[R], str | Text]) -> Callable[[R], Text]:
-    """Cells as plain text: peers chose some of it, and rich would take brackets for markup."""
+    """Cells as plain text: peers chose some of the text, and rich would take brackets for markup."""
     return lambda row: Text("\n".join(map(printable, str(cell(row)).split("\n"))))
 
 

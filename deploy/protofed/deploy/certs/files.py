@@ -50,8 +50,8 @@ def refuse_keys(data: bytes, where: str) -> None:
     """
     if b"PRIVATE KEY-----" in data:
         raise ConfigError(
-            f"{where} holds a private key, which must never leave the machine that made it: whoever sent it deletes "
-            "the folder and begins again with `protofed certs request`"
+            f"{where} holds a private key; expected a file without one. A private key must stay on the machine that "
+            "made it. Ask the sender to delete the folder and to start again with `protofed certs request`"
         )
 
 

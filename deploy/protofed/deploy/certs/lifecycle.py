@@ -3,8 +3,11 @@
 A party sends the request (a CSR) to the operator of the CA and gets the bundle back: its certificate and all CA
 certificates. Neither is secret.
 
-To replace a CA without a stop, renew every certificate three times: with the old CA and `--also` the new one, so that
-everybody trusts both; then with the new one and `--also` the old one; then with the new one alone.
+To replace a CA without a stop, renew every certificate three times:
+
+1. with the old CA and `--also` the new one, so that everybody trusts both;
+2. with the new CA and `--also` the old one;
+3. with the new CA alone.
 
 The certificate authority (CA) is a folder, on a machine that needs no network:
 
@@ -84,8 +87,8 @@ def make_authority(
     """
     if certs_files.is_there(folder / CA_KEY) and not certs_files.is_there(folder / CA_CERTIFICATE):
         raise ConfigError(
-            f"{folder} has a CA's key and not its certificate {CA_CERTIFICATE}: bring that back; if there never was "
-            f"one, for `protofed certs init` was interrupted, remove {folder / CA_KEY}"
+            f"{folder} has a CA's key but lacks its certificate {CA_CERTIFICATE}. Restore the certificate. If "
+            f"`protofed certs init` was interrupted, there never was a certificate: remove {folder / CA_KEY}"
         )
     if certs_files.is_there(folder / CA_CERTIFICATE):
         raise ConfigError(
@@ -112,7 +115,7 @@ def read_authority(folder: Path, passphrase: bytes | None = None) -> Authority:
     key = certs_files.read_key(folder / CA_KEY, passphrase)
     if key.public_key() != certificate.public_key():
         raise ConfigError(
-            f"{folder / CA_KEY} is not the key of {folder / CA_CERTIFICATE}; bring back the one that belongs to it"
+            f"{folder / CA_KEY} is not the key of {folder / CA_CERTIFICATE}; restore the key of this certificate"
         )
     return Authority(folder, certificate, key)
 
@@ -126,8 +129,8 @@ def sign(authority: Authority, request: Request, days: int, now: datetime) -> by
     begins, ends = authority.certificate.not_valid_before_utc, authority.certificate.not_valid_after_utc
     if not begins <= now <= ends:
         raise ConfigError(
-            f"the CA in {authority.folder} is valid from {stamp(begins)} until {stamp(ends)}; it is {stamp(now)} now: "
-            "make a new one by `protofed certs init`, or set this machine's clock"
+            f"the CA in {authority.folder} is valid from {stamp(begins)} until {stamp(ends)}, but it is {stamp(now)} "
+            "now. Make a new CA with `protofed certs init`, or correct this machine's clock"
         )
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
     builder = (
@@ -230,8 +233,8 @@ def sign_request(
         renewal: allow that the CA has signed a certificate of this party and name that is still valid.
 
     Raises:
-        ConfigError: the CA is not valid now, `also` has other certificates than of CAs, or the name has a certificate
-            and this is no renewal.
+        ConfigError: the CA is not valid now, or `also` has certificates that are not a CA's. Or the name has a
+            certificate, and this is no renewal.
     """
     now = now or datetime.now(UTC)
     further = load(also, "--also") if also else []
@@ -324,8 +327,8 @@ def install(
         ca_codes: codes of the keys of all CAs that may be in the bundle, as the operator read them out; none: any.
 
     Raises:
-        ConfigError: it is no bundle, is not for this folder's key, party and name, is not valid now, has a CA that is
-            none of `ca_codes`, or changes the CAs without `new_ca`.
+        ConfigError: the data are no bundle, or not for this folder's key, party and name. Or the certificate is not
+            valid now, a CA is not in `ca_codes`, or the CAs change without `new_ca`.
         StateError: the folder cannot be entered or written; installing again continues where it stopped.
     """
     bundle = read_bundle(data, "the bundle")
@@ -357,8 +360,8 @@ def _check_first(request: Request, authority: Authority, now: datetime) -> None:
         if (other.party, other.name) == (request.party, request.name) and other.not_after > now:
             raise ConfigError(
                 f"this CA has signed a certificate of {request.party} '{request.name}' that is valid until "
-                f"{stamp(other.not_after)} ({path}); if {request.party} '{request.name}' itself asks for another one, "
-                "sign with --renewal; else do not, and ask who sent it"
+                f"{stamp(other.not_after)} ({path}). If {request.party} '{request.name}' itself asks for another one, "
+                "sign with --renewal. Otherwise do not sign, and ask who sent the request"
             )
 
 

@@ -116,9 +116,9 @@ def check_key(request: Request, expected: str, where: str) -> None:
         return
     groups = f"{'group' if len(different) == 1 else 'groups'} {', '.join(map(str, different))}"
     raise ConfigError(
-        f"{where} has the key {request.code}, and the party's is {short(expected)}: {groups} differ"
-        f"{'s' if len(different) == 1 else ''}; have it read once more, and unless all agree do not sign it: somebody "
-        "else made the request, or it was made again"
+        f"{where} has the key {request.code}, but the party read out {short(expected)}: {groups} differ"
+        f"{'s' if len(different) == 1 else ''}. Let the party read the code again. If any group still differs, do not "
+        "sign: somebody else made the request, or the party made a newer one"
     )
 
 

@@ -77,7 +77,7 @@ def show(
     archive: Archive = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what left a site and which tasks it was given, or what a server received and sent, by run and round.
+    """List what a site sent and which tasks it got, or what a server received and sent, by run and round.
 
     Two sites that were given the same models print the same with --bases. Methods that make one for each site, or for a
     cluster, are cwfedavg (without secure aggregation), fedamp, fedfomo and cfl.
@@ -108,7 +108,7 @@ def archive(
 ) -> None:
     """Move all files of an audit log but the newest to an archive, compressed. The daemon may run.
 
-    The log is verified first. A file is removed from the state folder once the archive has it durably.
+    The log is verified first. The command removes a file from the state folder once the archive has it durably.
 
     Example: `protofed audit archive /var/lib/protofed --into /archive/north`
     """

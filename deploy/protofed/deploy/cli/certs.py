@@ -50,8 +50,8 @@ def init(
 ) -> None:
     """Create a CA; keep its folder on an offline machine.
 
-    If the coordinator's machine is to be the CA, --server-name and --operator make these identities too, ready to use,
-    and let the server accept the operator: their keys are made here, where they are used.
+    If the coordinator's machine is the CA, --server-name and --operator also make these identities, ready to use. The
+    server then accepts the operator. Their keys are made on this machine, where they are used.
 
     Example: `protofed certs init --ca ca --server-name hub --host hub.example --operator ada`
     """
@@ -102,8 +102,8 @@ def issue(
 ) -> None:
     """Make the identity of a party on the CA's own machine: key, certificate and installation in one step.
 
-    Nothing is compared, as nothing travels. For another machine: `request` there, `sign` here. With --server, also
-    register it there.
+    There is no code to compare, because nothing is sent. For another machine: `request` there, `sign` here. With
+    --server, also register it there.
 
     Example: `protofed certs issue --ca ca --site tester --identity tester --role evaluator --server hub.example:7443`
     """
@@ -149,9 +149,9 @@ Identity = Annotated[Path, typer.Option(help="The identity folder: cert.pem, key
 Passphrase = Annotated[Path | None, typer.Option(help="File whose first line is the passphrase of the CA's key.")]
 RequestOut = Annotated[Path | None, typer.Option(help="File to write; default: in the identity folder.")]
 BundleOut = Annotated[Path | None, typer.Option(help="File to write; default: beside the request.")]
-Site = Annotated[str | None, typer.Option(help="The site that it is for.")]
-OperatorName = Annotated[str | None, typer.Option("--operator", help="The operator that it is for.")]
-ServerName = Annotated[str | None, typer.Option(help="The server that it is for.")]
+Site = Annotated[str | None, typer.Option(help="Make it for the site with this id.")]
+OperatorName = Annotated[str | None, typer.Option("--operator", help="Make it for the operator with this name.")]
+ServerName = Annotated[str | None, typer.Option(help="Make it for the server with this name.")]
 Host = Annotated[list[str] | None, typer.Option(help="DNS name or address of the server. May be repeated.")]
 CertificateDays = Annotated[int, typer.Option(min=1, max=3650, help="Days the certificate is valid.")]
 Server = Annotated[str | None, typer.Option(envvar="PROTOFED_OPERATOR_SERVER", help="host:port of the server.")]
@@ -166,7 +166,7 @@ Renewal = Annotated[bool, typer.Option("--renewal", help="Allow that the name ha
 Roles = Annotated[
     list[str] | None,
     typer.Option(
-        "--role", help="trainer or evaluator; of an operator: operator. May be repeated; a site's default: trainer."
+        "--role", help="trainer or evaluator; for an operator: operator. May be repeated. Default for a site: trainer."
     ),
 ]
 
@@ -326,7 +326,7 @@ def install(
 @certs.command("revoke")
 def revoke(
     certificate: Annotated[str, typer.Argument(help="A fingerprint, or a name for all of its certificates.")],
-    reason: Annotated[str, typer.Option(help="Why; shown to whoever still uses it.")],
+    reason: Annotated[str, typer.Option(help="Why. Shown to whoever still uses the certificate.")],
     server: Server = None,
     identity: OperatorIdentity = None,
     as_json: AsJson = False,
@@ -352,7 +352,7 @@ def revoke(
 @certs.command("list")
 def list_certificates(
     identity: OperatorIdentity = None,
-    ca: Annotated[Path | None, typer.Option(help="The CA's folder: list what it has signed.")] = None,
+    ca: Annotated[Path | None, typer.Option(help="The CA's folder: list the certificates that it signed.")] = None,
     server: Online = None,
     as_json: AsJson = False,
 ) -> None:
@@ -388,8 +388,8 @@ def _write_request(pem: bytes, identity: Path, out: Path | None, output: Output)
     output.say(f"request: {path}")
     output.say(f"key:     {request.code}")
     output.say(
-        "send the request to the operator of the CA, and read them the key's code when they telephone; "
-        f"then `protofed certs install BUNDLE --identity {shlex.quote(str(identity))}`; the private key stays here"
+        "send the request to the operator of the CA. When they telephone, read them the key's code. "
+        f"Then run `protofed certs install BUNDLE --identity {shlex.quote(str(identity))}`. The private key stays here"
     )
     output.result({"request": str(path), **plain_request(request)})
 
@@ -438,8 +438,8 @@ def _confirm(request: Request, days: int, output: Output, fingerprint: str | Non
         return
     if not sys.stdin.isatty():
         raise ConfigError(
-            "no terminal to ask on; have the party read you its key's code over the telephone (`protofed certs "
-            "request` printed it there) and give that as --fingerprint"
+            "no terminal to ask on; expected --fingerprint CODE. Telephone the party and let them read you their key's "
+            "code, which `protofed certs request` printed"
         )
     for tries_left in reversed(range(_TRIES)):
         try:

@@ -147,7 +147,7 @@ def approve(
     examples: Examples = None,
     yes: Yes = False,
 ) -> None:
-    """Show what a run asks and what it would send, then approve it: this recipe only; a changed one must be again.
+    """Show what a run asks and what it would send, then approve this recipe. A changed one needs a new approval.
 
     Takes back `client deny`, too.
 
@@ -187,7 +187,7 @@ def runs(
         bool, typer.Option("--json", help="Print it as JSON; of a run with the scores of single classes.")
     ] = False,
 ) -> None:
-    """List the runs that the server offered, and who approved, denied or left each; of one run, the site's own scores.
+    """List the runs that the server offered, and who approved, denied or left each; or one run's scores of this site.
 
     Only what `metrics` of the site's policy names is sent, and in a secure aggregation `aggregated_metrics`. What was
     sent is read from the site's audit log.
@@ -221,7 +221,7 @@ def deny(run: Run, state: State, yes: Yes = False) -> None:
     """Refuse a run, whatever the policy says, or leave one that has started. `client approve` takes it back.
 
     A fit in progress stops, and nothing more of the run is sent. What was sent before stays with the server; the
-    command lists it. The daemon may be running, or not.
+    command lists it. The daemon may run or not.
 
     Example: `protofed client deny lesions --state /var/lib/protofed`
     """
@@ -235,13 +235,12 @@ def pause(
         str | None,
         typer.Option(help="When it ends by itself: 18:00 or 2026-11-24T06:00 (UTC), or 90m, 2h30m, 3d."),
     ] = None,
-    reason: Annotated[str, typer.Option(help="Why, for the site's own audit log; nothing sends it.")] = "",
+    reason: Annotated[str, typer.Option(help="Why, for the site's own audit log. It is not sent.")] = "",
 ) -> None:
-    """Take no task until `client resume`, or until a time. A fit in progress is finished and sent; the daemon stays
-    connected.
+    """Take no task until `client resume`, or until a time.
 
-    To free the machine at once, stop the daemon: its fit begins anew at the next start, or goes on after the last epoch
-    if the recipe has plan.checkpoint.
+    The daemon finishes and sends a fit in progress, and stays connected. To free the machine at once, stop the daemon.
+    At the next start the fit begins again. If the recipe has plan.checkpoint, it goes on after the last epoch instead.
 
     Example: `protofed client pause --state /var/lib/protofed --until 18:00`
     """
@@ -272,7 +271,7 @@ def _leave(run: str, state: Path, *, yes: bool) -> None:
 
     def started(took_part: bool) -> None:
         word = "left" if took_part else "denied"
-        say(f"{word}: run {offer.run}; nothing more of it leaves this site, until `protofed client approve`")
+        say(f"{word}: run {offer.run}; this site sends nothing more for it until `protofed client approve`")
 
     approvals = orders.open_approvals(state)
     offer = approvals.offer(run)
@@ -281,7 +280,7 @@ def _leave(run: str, state: Path, *, yes: bool) -> None:
         orders.act_as_owner(state)
     else:
         if approvals.took_part(run) and not yes:
-            confirm(f"Leave run {offer.run} now? A fit in progress stops, and what it has computed is lost.")
+            confirm(f"Leave run {offer.run} now? A fit in progress stops, and its result is lost.")
         say(orders.noticed_text(orders.leave(state, offer, started)))
     for line in _handed_in_lines(handed_in(state / FILE, offer.run), state, offer.run):
         say(line)
@@ -291,10 +290,10 @@ def _handed_in_lines(sent: HandedIn, state: Path, run: str) -> list[str]:
     lines = [f"  {line}" for line in sent.lines()]
     gap = [sent.gap] if sent.gap else []
     if not lines:
-        return gap or ["nothing of it was handed in before, by the audit log"]
+        return gap or ["by the audit log, this site sent nothing for the run before"]
     more = f"each message: protofed audit show {state} --run {run}"
     return [
-        "handed in before, by the audit log; it stays with the server, in the models made with it:",
+        "sent before, by the audit log; the server keeps it in the models made with it:",
         *lines,
         *gap,
         more,
@@ -348,7 +347,7 @@ def budget(
 ) -> None:
     """Show what the site has spent of its privacy: by run, and of all runs together beside the policy's budget.
 
-    Fits of runs without noise are not in it: nothing bounds what these told.
+    Fits of runs without noise do not count: there is no bound on what these told.
 
     Example: `protofed client budget --state /var/lib/protofed --policy policy.toml`
     """

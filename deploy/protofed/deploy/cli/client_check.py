@@ -52,7 +52,9 @@ def check(
     ] = None,
     preview: Annotated[
         bool,
-        typer.Option("--preview", help="Also what would leave, as `client preview`, for the examples counted here."),
+        typer.Option(
+            "--preview", help="Also show what would be sent, as `client preview`, for the examples counted here."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every file by name.")] = False,
     assignments: Set = None,

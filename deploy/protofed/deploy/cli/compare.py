@@ -47,7 +47,7 @@ def compare(
     workers: Annotated[
         int,
         typer.Option(
-            min=1, help="Processes for the sites of each run, as of `simulate`, where there are fewer runs than cores."
+            min=1, help="Processes for the sites of each run, as in `simulate`, if there are fewer runs than cores."
         ),
     ] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "cpu",
@@ -71,7 +71,7 @@ def compare(
     ] = None,
     reach: Annotated[
         str | None,
-        typer.Option(help="Add what it takes to reach a score: rounds, bytes, local epochs, as global.accuracy=0.8."),
+        typer.Option(help="Add the rounds, bytes and local epochs that reach a score, as global.accuracy=0.8."),
     ] = None,
     tune: Annotated[
         list[str] | None,

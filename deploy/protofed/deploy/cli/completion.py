@@ -49,7 +49,7 @@ def connected(
 
 
 def with_operator(function: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first argument is an `Operator`; the command line has the connection options instead.
+    """A command whose first argument is an `Operator`. The command line has the connection options instead.
 
     gRPC is imported only when the command runs, so that `--help` stays fast.
     """

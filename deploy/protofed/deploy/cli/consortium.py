@@ -88,7 +88,9 @@ def client_consortium(
     state: State,
     confirm_code: Annotated[
         str | None,
-        typer.Option("--confirm", metavar="CODE", help="Confirm the offered list, as its code is read out to all."),
+        typer.Option(
+            "--confirm", metavar="CODE", help="Confirm the offered list by its code, which all hospitals heard."
+        ),
     ] = None,
     forget_group: Annotated[
         bool, typer.Option("--forget-group", help="Forget this site's group: for a study of larger groups.")
@@ -140,7 +142,7 @@ def _confirm(state: Path, code: str, *, yes: bool) -> None:
     for line in view.asked():
         say(line)
     if not yes:
-        confirm("Do you know each of these hospitals, and did all of them hear this code?")
+        confirm("Do you know every hospital of the list, and did all of them hear this code?")
     noticed = orders.confirm_partners(state, code)
     say(f"confirmed; {orders.noticed_text(noticed)}")
 

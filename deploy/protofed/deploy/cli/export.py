@@ -41,7 +41,7 @@ def export(
         typer.Option(
             "--round",
             metavar="N|best|newest",
-            help="Round whose model to take; best: by the score that judges the run's rounds (optimistic in it).",
+            help="Round whose model to take; best: the best by the score that judges rounds (it is then optimistic).",
         ),
     ] = "newest",
     state: Annotated[

@@ -24,7 +24,7 @@ def init_client(
     server: Annotated[str | None, typer.Option(help="host:port of the coordinator's server.")] = None,
     data: Annotated[str | None, typer.Option(help="Layout of the data: folder (default), manifest, npz …")] = None,
     root: Annotated[
-        str | None, typer.Option(help="Where they are: the folder of images, the .csv or the .npz.")
+        str | None, typer.Option(help="Where the data are: the folder of images, the .csv or the .npz.")
     ] = None,
     policy: Annotated[
         str | None,
@@ -40,7 +40,9 @@ def init_client(
     into: Into = Path(),
     bundle: Annotated[
         Path | None,
-        typer.Option(help="What the coordinator sent back: names the site, and is installed in the folder identity."),
+        typer.Option(
+            help="The bundle that the coordinator sent back. It names the site. Installed in the folder identity."
+        ),
     ] = None,
     ca_code: Annotated[
         list[str] | None,
@@ -75,7 +77,7 @@ def init_client(
 
 def init_server(
     host: Annotated[
-        str, typer.Option(help="Name or address by which sites reach this machine; for its certificate.")
+        str, typer.Option(help="Name or address at which sites reach this machine. It goes into the certificate.")
     ] = "",
     listen: Annotated[str, typer.Option(help="host:port; 0.0.0.0: every address of this machine.")] = "0.0.0.0:7443",
     into: Into = Path(),
@@ -106,7 +108,7 @@ def _site_steps(site: str, *, certified: bool) -> Iterator[tuple[str, str]]:
         request = f"protofed certs request --identity identity --site {site} --out {site}.request"
         yield request, "send it to the coordinator"
         yield f"protofed certs install {site}.bundle --identity identity", "what comes back"
-    preview = f"your data as the run sees them, and what would leave; read {POLICY}"
+    preview = f"your data as the run sees them, and what would be sent; read {POLICY}"
     yield f"protofed client check RECIPE --settings {SETTINGS} --preview", preview
     yield f"protofed client doctor --settings {SETTINGS}", "what is still missing"
     yield f"protofed client start --settings {SETTINGS}", ""

@@ -165,8 +165,8 @@ def main(arguments: list[str] | None = None) -> None:
 def _end_on_sigterm() -> None:
     """Let SIGTERM end this process as Ctrl-C does; a daemon later sets its own handler.
 
-    Process 1 ignores every signal that it has no handler for, and importing PyTorch can take longer than the 10 s
-    after which a container's engine kills it.
+    Process 1 ignores every signal that it has no handler for. Importing PyTorch can take longer than the 10 s after
+    which a container's engine kills it.
     """
     if os.getpid() == 1:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -221,7 +221,7 @@ def refuse_passwords(arguments: Sequence[str]) -> None:
         option = name if is_option else option
         if _CREDENTIALS.search(word):
             raise ConfigError(
-                f"{option or 'an argument'}: a URL with a password or a token on the command line, where everybody on "
-                f"this machine can read it; put it into {INSTEAD.get(option, ELSEWHERE)}, and change the password"
+                f"{option or 'an argument'} has a URL with a password or a token. Everybody on this machine can read "
+                f"the command line. Put the URL into {INSTEAD.get(option, ELSEWHERE)}, and change the password"
             )
         option = "" if not is_option or assigned else option

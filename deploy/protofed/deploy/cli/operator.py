@@ -53,7 +53,7 @@ def start(
 ) -> None:
     """Queue a run. It starts when the runs before it have ended.
 
-    Refused if the registered sites cannot make up its rounds: too few trainers, or none of a name in required_sites.
+    Refused if the registered sites are too few for a round, or if a site of required_sites is not registered.
 
     Example: `protofed runs start recipe.toml --watch`
     """
@@ -159,7 +159,7 @@ def abort(
     """
     if not yes:
         now = _where(operator, run)
-        confirm(f"End run {run} ({now})? Its sites stop training; what it has published is kept.")
+        confirm(f"End run {run} ({now})? Its sites stop training. Its published models are kept.")
     info = operator.abort(run, reason)
     _show_status(info, as_json, f"{info.run}: {info.status} in round {info.round}: {info.reason}")
 
@@ -170,16 +170,16 @@ def rollback(
     run: Run,
     to: Annotated[str, typer.Argument(metavar="ROUND", help="The round whose state to continue from, or `best`.")],
     force: Annotated[
-        bool, typer.Option("--force", help="Go back more than 5 rounds: the sites' policies allow it.")
+        bool, typer.Option("--force", help="Go back more than 5 rounds, because the sites' policies allow it.")
     ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Continue from the state that a round published, with the sites' state of that round. Asks first.
 
-    There is no way forward again to the later rounds. A run that had ended is queued again. Sites keep their own state
-    of the newest rounds only, as far as keep_rounds, and decline to go back further than their policies'
-    max_rollback_rounds: 5 in standard, 2 in strict.
+    You cannot go forward again to the later rounds. A run that had ended is queued again. Sites keep their own state of
+    the newest rounds only (keep_rounds). They decline to go back further than their policies' max_rollback_rounds: 5 in
+    standard, 2 in strict.
 
     Example: `protofed runs rollback lesions 71`
     """

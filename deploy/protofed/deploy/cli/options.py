@@ -23,7 +23,7 @@ Settings = Annotated[Path | None, typer.Option(help="TOML file; environment vari
 Metrics = Annotated[str | None, typer.Option(help="host:port of /metrics, /healthz, /readyz; port 0 picks a free one.")]
 UntilFinished = Annotated[bool, typer.Option("--until-finished", help="Exit when no run is left.")]
 # A text: a path would lose the "./" that tells a file from a name.
-POLICY_HELP = "what may leave the site: standard, strict, open, or a file."
+POLICY_HELP = "what the site may send: standard, strict, open, or a file."
 Policy = Annotated[str | None, typer.Option(metavar="NAME|FILE", help=f"The site's policy, {POLICY_HELP}")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 RunningState = Annotated[Path, typer.Option("--state", help="State folder of a daemon that runs with --metrics.")]
@@ -65,13 +65,13 @@ DryWrite = Annotated[
 
 
 def show_dry_run(recipes: Sequence[Recipe], *, simulated: bool) -> None:
-    """Print each recipe as TOML, one key per line, with comments on its sites and on what leaves a site.
+    """Print each recipe as TOML, one key per line, with comments on its sites and on what a site sends.
 
     Args:
         simulated: the sites are those of the recipe's [data]; else daemons, which have data of their own.
 
     Raises:
-        ConfigError: an unknown method, model or option, or a recipe without [data] that would be simulated.
+        ConfigError: an unknown method, model or option, or a simulation of a recipe without [data].
     """
     from protofed.deploy.shipped import leaves
     from protofed.deploy.site.plan_request import planned_lines
@@ -116,7 +116,7 @@ def _sites(recipe: Recipe, *, simulated: bool) -> str:
 
 
 def _outgoing(recipe: Recipe) -> Iterator[str]:
-    """What leaves a site that has all classes and a policy that allows everything.
+    """What a site with all classes sends if its policy allows everything.
 
     Without PyTorch, as on a server, one line says that this was not checked.
     """
@@ -124,19 +124,19 @@ def _outgoing(recipe: Recipe) -> Iterator[str]:
         from protofed.deploy.simulation.simulation import everything
         from protofed.deploy.site.plan import site_plan
     except ModuleNotFoundError as error:
-        yield f"not checked: method and model, and what leaves a site; {error.name} is not installed here"
+        yield f"not checked: method, model, and what a site sends; {error.name} is not installed here"
         return
     plan = site_plan(recipe, everything(recipe))
     parts = ", ".join(dict.fromkeys(tensor.spec.part.value for tensor in plan.outgoing)) or "no tensors"
     count = " and the number of examples" if plan.count_needed else ""
     size = f"{plan.sent_bytes[1]:,} bytes"
     masked = f"as one masked vector, {size}" if plan.masked is not None else f"at most {size}"
-    yield f"leaves a site each round: {parts}{count}; {masked}"
-    for how, scores in (("as numbers", plan.released), ("in a secure aggregation alone", plan.aggregated)):
+    yield f"a site sends each round: {parts}{count}; {masked}"
+    for how, scores in (("as numbers", plan.released), ("only in a secure aggregation", plan.aggregated)):
         for of, names in scores.items():
             if names:
-                yield f"leaves a site {how}, {of}: {', '.join(names)}"
-    yield "a site's policy can withhold any of it: `protofed client preview RECIPE --policy standard`"
+                yield f"a site sends {how}, {of}: {', '.join(names)}"
+    yield "a site's policy can withhold each of these: `protofed client preview RECIPE --policy standard`"
 
 
 def say(line: object, *, remark: bool = False) -> None:

@@ -85,10 +85,10 @@ def page(
     listen: Listen = ANY_PORT,
     browser: OpenBrowser = False,
 ) -> None:
-    """Show what the site does and what has left it as pages in a browser; approve, deny and pause there.
+    """Show what the site does and what it has sent as pages in a browser; approve, deny and pause there.
 
-    Reads the state folder and the policy, as the other commands do, whether the daemon runs or not; with --settings it
-    also checks machine and data, as `client doctor` and `client check`. Prints an address that works once, on this
+    Reads the state folder and the policy, whether the daemon runs or not. With --settings it also checks machine and
+    data, as `client doctor` and `client check` do. Prints an address that works once, on this
     machine alone. End it with Ctrl-C: nothing else stops.
 
     Example: `protofed client page --settings site.toml`

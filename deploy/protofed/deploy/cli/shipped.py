@@ -27,9 +27,9 @@ def policies(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the policies that come with protofed, the strictest first, or print one with its comments, to be changed.
+    """List the policies that come with protofed, the strictest first, or print one with its comments.
 
-    Each name can stand wherever a policy's file can.
+    You can use a name wherever a policy's file is expected.
 
     Example: `protofed policies standard`, with ` > policy.toml` after it to copy it
     """
@@ -55,9 +55,9 @@ def recipes(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the recipes that come with protofed, or print one with its comments, to be changed.
+    """List the recipes that come with protofed, or print one with its comments.
 
-    The first ones need no download. Each name can stand wherever a recipe's file can.
+    The first ones need no download. You can use a name wherever a recipe's file is expected.
 
     Example: `protofed recipes digits-fedprp --resolved`, with ` > mine.toml` after it to copy it
     """
@@ -150,7 +150,7 @@ def method(
     name: Annotated[str, typer.Argument(help="The method's name in recipes, as my-method.")],
     into: Annotated[Path, typer.Option(help="Folder in which to create the package's folder.")] = Path(),
 ) -> None:
-    """Create a package for your own method: client and server halves, recipe, tests, entry point. It starts as FedAvg.
+    """Create a package for your own method: both algorithms, recipe, tests, entry point. It starts as FedAvg.
 
     Example: `protofed new method my-method`
     """

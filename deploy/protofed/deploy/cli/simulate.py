@@ -32,8 +32,8 @@ def simulate(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="Policy of all sites, by name (standard) or file; default: all that the method sends may leave, and "
-            "all scores, their own too.",
+            help="Policy of all sites, by name (standard) or file; default: sites may send all that the "
+            "method sends, and all scores, their own too.",
         ),
     ] = None,
     workers: Annotated[
@@ -122,7 +122,7 @@ def figures(
     ] = None,
     ablation: Annotated[
         str | None,
-        typer.Option(help="Draw --metric against this option instead, in which the runs differ, as method.wdr."),
+        typer.Option(help="Draw --metric against the option in which the runs differ, as method.wdr."),
     ] = None,
     metric: Annotated[str, typer.Option(help="A score, as in the columns of `compare`.")] = "global.accuracy",
     assignments: Set = None,

@@ -1,7 +1,7 @@
 """The client daemon's composition root: what `protofed client start` runs.
 
-PyTorch and grpc are imported inside functions, after the settings and the identity were checked: importing them takes
-seconds, and a wrong setting is reported at once.
+PyTorch and grpc are imported inside functions, after the check of settings and identity. Importing them takes seconds,
+and a wrong setting is reported at once.
 """
 
 from __future__ import annotations
@@ -114,12 +114,12 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
 
     Args:
         until_finished: end also when the server has no further run.
-        give_up_after_s: seconds without an answer of the server after which the daemon ends; None: never.
+        give_up_after_s: end after so many seconds without an answer of the server; None: never.
 
     Raises:
         PolicyViolationError: there is no policy.
-        ConfigError, DataError, StateError: a setting, the identity, the data or the state folder cannot be used; or
-            what answers at the server's address is not the server.
+        ConfigError, DataError, StateError: a setting, the identity, the data or the state folder cannot be used. Or
+            another program than the server answers at its address.
         UnavailableError: the server did not answer for `give_up_after_s`, or another rank has ended.
         FencedError: a newer daemon of this site has enrolled.
         RevokedError: the site's certificate was revoked.
@@ -353,8 +353,8 @@ def _warn_of_held_out_scores(settings: ClientSettings, policy: PolicyFile) -> No
 
     if scores := on_own_images(settings.roles, policy().rules.metrics):
         log.warning(
-            "this site trains and evaluates: if its test set is held out of its own images, a server can compute from "
-            "these scores how many of each class it has; score on a public test set, or take them out of metrics",
+            "if the test set is held out of this site's images, a server can compute class counts from these scores; "
+            "score on a public test set, or remove the scores from the policy's metrics",
             scores=scores,
         )
 
@@ -397,9 +397,9 @@ def try_run(settings: ClientSettings, assignment: Assignment) -> PreparedRun:
 
 
 def unscored(settings: ClientSettings, data: SiteData) -> dict[str, list[int]]:
-    """The classes of which each test set of the site has no image, by set; without complete sets.
+    """The classes without an image in a test set of the site, by set; without complete sets.
 
-    They tell which classes are rare here, and never leave the site.
+    They tell which classes are rare here, and are never sent.
     """
     sets = {"test set": data.test} if len(data.test) else {}
     missing = {name: data.unscored(examples) for name, examples in sets.items()}

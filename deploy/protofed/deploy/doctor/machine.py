@@ -295,7 +295,7 @@ def valid_time(folder: Path, here: datetime) -> datetime:
 
 
 def duration(span: timedelta) -> str:
-    """In the largest unit of which there are at least two: `36 hours`, not `2 days`."""
+    """A duration in the largest unit that gives at least 2: `36 hours`, not `2 days`."""
     seconds = span.total_seconds()
     for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:

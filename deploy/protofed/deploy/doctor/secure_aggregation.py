@@ -174,8 +174,11 @@ def dropouts(sites: int) -> str:
     """How many of so many sites a sum needs to its end."""
     stay, spare = threshold(sites), sites - threshold(sites)
     if not spare:
-        return f"{count(sites, 'site')}, and a sum needs each of them to its end: one that goes away ends the attempt"
-    return f"{count(sites, 'site')}, of which {stay} must stay to a sum's end; {spare} may go away after their numbers"
+        return (
+            f"{count(sites, 'site')}; secure aggregation needs all of them to its end: if one leaves, the attempt ends"
+        )
+    needed = f"{count(sites, 'site')}: secure aggregation needs {stay} to its end"
+    return f"{needed}; {spare} may drop out after sending their vectors"
 
 
 def _code(key: Ed25519PrivateKey) -> str:

@@ -214,8 +214,10 @@ class ServerDoctor:
         """The channels' secrets and CAs can be read and, with `notify`, each takes a test message."""
         if (notify := self.settings.notify) is None:
             if self.notify:
-                raise CheckFailedError("notify-refused", "the settings have no [notify], so nobody can be told")
-            raise CheckSkippedError("nobody is told of anything: the settings have no [notify]")
+                raise CheckFailedError(
+                    "notify-refused", "the settings have no [notify], so the server can send no message"
+                )
+            raise CheckSkippedError("the server sends no messages: the settings have no [notify]")
         channels = open_channels(notify)
         unused = machine.unused_proxies("`notify.proxy`")
         if not self.notify:

@@ -112,7 +112,7 @@ class SiteUnderCheck:
         return text
 
     def data(self, settings: ClientSettings) -> str:
-        """The data are readable, and the daemon would take part in the run with them: by its own preparation of it.
+        """Prepare the run as the daemon does: the data are readable, and the daemon would take part with them.
 
         Raises:
             DataError, ConfigError, PolicyViolationError: the daemon would not start.
@@ -156,7 +156,7 @@ class SiteUnderCheck:
 
 
 def policy_summary(rules: PolicyRules, roles: Collection[Role]) -> str:
-    """What a policy allows a daemon of these roles, in one line."""
+    """What a policy allows a daemon with such roles, in one line."""
     disclosed = [name for name in ("example_count", "class_distribution_estimate") if getattr(rules, name)]
     limits = [f"no class under {rules.min_samples_per_class} examples"] if rules.min_samples_per_class > 1 else []
     limits += [only] if (only := _in_sums_alone(rules)) else []
@@ -239,7 +239,8 @@ def prepare(settings: ClientSettings, run: Assignment) -> SiteData:
     try:
         prepared = client.try_run(settings, run)
         if (refusal := prepared.withheld) is not None:
-            text = f"in run {run.run} nothing that this site trains leaves, and no sum with it opens: {_text(refusal)}"
+            sent = "this site would send random numbers, and the server could decrypt no sum with them"
+            text = f"in run {run.run} {sent}: {_text(refusal)}"
             raise CheckFailedError(_diagnosis(refusal), text)
         return prepared.data
     except TaskFailedError as failure:

@@ -1,9 +1,9 @@
 """A digest of the code that computes a job's numbers, so that no score of other code is taken for this one's.
 
-It covers what a simulation of the recipe imports of protofed (server, client, common and the simulation itself), both
-halves of the recipe's own method and of no other, the packages of its plug-ins, and the versions of the libraries that
-compute. Modules are read, not imported, and digested as their syntax trees without docstrings: an edit of a comment, a
-docstring or the layout changes no digest.
+The digest covers what a simulation of the recipe imports from protofed: server, client, common and the simulation. It
+also covers the client and server algorithm of the recipe's method, the packages of its plug-ins, and the versions of
+the libraries that compute. Modules are read, not imported, and digested as syntax trees without docstrings. An edit of
+a comment, a docstring or the layout changes no digest.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CodeDigest(StrictModel):
 
     @property
     def whole(self) -> Digest:
-        """One digest of all of it."""
+        """One digest of everything."""
         return digest(json.dumps([self.modules, self.libraries], sort_keys=True).encode())
 
     def changes(self, other: CodeDigest) -> list[str]:
@@ -91,7 +91,7 @@ def shown(changes: list[str]) -> str:
 
 
 class _Closure:
-    """Modules and all that they import of these packages, but for the halves of methods, which are added by name."""
+    """Modules and all that they import from `packages`, without methods: their algorithms are added by name."""
 
     def __init__(self, packages: set[str]) -> None:
         self._packages = packages

@@ -86,7 +86,7 @@ class CompareRequest:
 
 
 def compare(recipes: Sequence[Recipe], request: CompareRequest, page: MakePage | None = None) -> None:
-    """Run what is not done yet, then write and print what all of it gave; without recipes, only the latter.
+    """Run what is not done yet, then write and print all results; without recipes, only the latter.
 
     Args:
         page: makes `page.html`; None: none is written.
@@ -245,7 +245,7 @@ def _run(jobs: Sequence[ExperimentJob], request: CompareRequest) -> dict[Experim
 
 
 def _prepare(jobs: Sequence[ExperimentJob], contents: ExperimentContents, request: CompareRequest) -> None:
-    """Jobs in their folders, none of which holds anything else, or what other code has computed."""
+    """Jobs in their folders. No folder holds anything else, or what other code has computed."""
     for job in jobs:
         job.check()
     _drop_old(jobs, keep=request.keep_old)
@@ -267,8 +267,12 @@ def _drop_old(jobs: Sequence[ExperimentJob], *, keep: bool) -> None:
         job.begin_again()
     what = shown(list(dict.fromkeys(change for changes in changed.values() for change in changes)))
     if again:
-        hint = "" if keep else " (set aside: result- and state-before-…; --keep-old takes finished jobs as they are)"
-        _say(f"{len(again)} of {len(jobs)} jobs are run again, since other code computed them; changed: {what}{hint}")
+        hint = (
+            ""
+            if keep
+            else " (old ones stay as result-before-… and state-before-…; --keep-old takes finished jobs as they are)"
+        )
+        _say(f"{len(again)} of {len(jobs)} jobs are run again, because other code computed them; changed: {what}{hint}")
     if retained:
         _say(f"{len(retained)} of {len(jobs)} jobs are kept though other code computed them; changed: {what}")
 

@@ -1,4 +1,4 @@
-"""Scores over rounds, bytes or epochs, of which a comparison has pictures."""
+"""Scores over rounds, bytes or epochs, for the pictures of a comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An experiment: recipes times seeds, each a job in a folder of its own, and what is left of it when it is done."""
+"""An experiment: recipes times seeds, each a job in its own folder, and what stays when the job is done."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Result(StrictModel):
     """A finished run, whole. For simulations of one's own data only: no deployment knows a site's sizes.
 
     Attributes:
-        seconds: wall-clock time of the job, summed over its interruptions.
+        seconds: wall-clock time of the job, added up over its interruptions.
         state: address of the last published state.
         scores: of every scored round, by site and name; `loss` is a site's training loss in that round.
         sums: of every scored round of a run under secure aggregation, what they say of the sites' own scores, by name.
@@ -215,7 +215,7 @@ def plan_jobs(
 
 
 def read_values(text: str) -> tuple[str, list[Any]]:
-    """A key and values of it, as in `method.prototype_momentum=0.1,0.5,0.9`.
+    """A key and its values, as in `method.prototype_momentum=0.1,0.5,0.9`.
 
     Raises:
         ConfigError: it is no key and values, or a value stands there twice.
@@ -281,7 +281,7 @@ def _difference(recorded: Recipe, current: Recipe) -> str:
 
 
 def _before(path: Path, number: int) -> Path:
-    """What a result or a run is set aside as: `result-before-1.json`, `state-before-1`."""
+    """The name under which an old result or run is kept: `result-before-1.json`, `state-before-1`."""
     return path.with_name(f"{path.stem}-before-{number}{path.suffix}")
 
 

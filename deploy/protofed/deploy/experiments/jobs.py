@@ -171,13 +171,13 @@ class Worker:
 
 
 def is_done(job: ExperimentJob) -> bool:
-    """Whether there is nothing left to run of it."""
+    """Whether there is nothing left to run."""
     result = job.result()
     return result is not None and result.recipe == job.recipe
 
 
 class CompareView:
-    """A view of jobs, of which `to_run` are not done yet.
+    """A view of jobs; `to_run` are not done yet.
 
     Args:
         console: where it is shown.

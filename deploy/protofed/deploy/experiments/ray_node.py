@@ -65,7 +65,7 @@ class NodeOrder(StrictModel):
 
     Attributes:
         protofed: the caller's version.
-        code: digest of the code by which the caller would compute the job.
+        code: digest of the code with which the caller would compute the job.
         recipe: as the file says it; it may have keys that only the caller's version knows.
         folder: the job's at the caller, with an empty file of the name `mark` in it.
         data: the caller's PROTOFED_DATA, for nodes that have none of their own.
@@ -81,7 +81,7 @@ class NodeOrder(StrictModel):
 
 
 class NodeResult(StrictModel):
-    """What became of it, as JSON.
+    """What became of the job, as JSON.
 
     Attributes:
         node: its host name.

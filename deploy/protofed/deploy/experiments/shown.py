@@ -159,7 +159,7 @@ def _sampled(comparison: Comparison) -> str:
 
 
 def _noisy(comparison: Comparison) -> str:
-    """Of which recipes scores of the sites' own are absent because their runs have noise."""
+    """The recipes without scores of the sites' own, because their runs have noise."""
     labels = [
         label for label, results in comparison.results.items() if any(one.recipe.plan.dp is not None for one in results)
     ]
@@ -216,19 +216,19 @@ def _search(tuned: Sequence[TunedRecipe]) -> Table:
 
 
 def tuning_caption(tuned: Sequence[TunedRecipe]) -> str:
-    """The search's budget, what it was scored on, and what became of it."""
+    """The search's budget, what it was scored on, and its result."""
     trials = tuned[0].trials
     seeds = len(trials[0].scores) + len(trials[0].failed) + len(trials[0].waiting)
     fractions = " or ".join(dict.fromkeys(f"{100 * one.fraction:g} %" for one in tuned))
     runs = f"{count(len(trials), 'setting')} × {count(seeds, 'seed')} = {count(len(trials) * seeds, 'run')}"
     budget = (
-        f"{runs} of every recipe, each as long as those that are compared. Mean over seeds of the last scored round, "
-        f"on a validation part ({fractions}) of each class's training images. No run of the search saw the test set; "
-        "those that are compared train on all training images."
+        f"{runs} of every recipe, each as long as the compared runs. The score is the mean over seeds in the last "
+        f"scored round, on a validation part ({fractions}) of each class's training images. No run of the search saw "
+        "the test set. The compared runs train on all training images."
     )
     notes = []
     if any(trial.failed for one in tuned for trial in one.trials):
-        notes.append("failed: a run of these settings failed or had no score, so they are not chosen.")
+        notes.append("failed: a run with such settings failed or had no score, so they are not chosen.")
     if edges := [f"{one.recipe} ({', '.join(one.at_edge)})" for one in tuned if one.at_edge]:
         notes.append(f"The best value is the first or last that was tried: {', '.join(edges)}.")
     if unfinished := sum(len(trial.waiting) for one in tuned for trial in one.trials):

@@ -265,7 +265,7 @@ def named(metric: str, runs: Sequence[Summary]) -> TableColumn:
 
 
 def check_metric(metric: str, recipes: Sequence[Recipe]) -> None:
-    """Refuse, before any job runs, the name of a column that none of these recipes' runs can have.
+    """Refuse, before any job runs, the name of a column that no run of the recipes can have.
 
     Raises:
         ConfigError: no run has such a score, there is no such take, or no recipe has the sites that it is taken over.
@@ -282,7 +282,7 @@ def check_metric(metric: str, recipes: Sequence[Recipe]) -> None:
 
 
 def _parted(metric: str) -> tuple[str, str]:
-    """A score, and what is taken of it."""
+    """A score, and the number that is taken from it."""
     name, _, take = metric.partition(":")
     if (take or "mean") not in TAKES:
         raise unknown("ending of a metric", take, TAKES)

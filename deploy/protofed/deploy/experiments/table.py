@@ -1,11 +1,11 @@
 """A comparison: a row a recipe, mean and standard deviation over seeds, and differences to one of the recipes.
 
 Differences are paired by seed: a seed deals the data and draws the model alike for all recipes. The interval is
-Student's t of the differences: with few seeds a bootstrap of percentiles is far too narrow (three values have ten
-different resamples), and an interval by inverting an exact test has no 95 % below six seeds. It takes the differences
-as normal. The test does not: under the hypothesis that a recipe is as good as the reference every difference has either
-sign with equal chance, and p is the share of all 2^n signs whose mean is as far from 0. Its smallest value with n seeds
-is 2 / 2^n, whatever the differences.
+Student's t of the differences. With few seeds a bootstrap of percentiles is far too narrow: three values have ten
+different resamples. An interval by inverting an exact test has no 95 % below six seeds. Student's t takes the
+differences as normal. The test does not. Under the hypothesis that a recipe is as good as the reference, every
+difference has either sign with equal chance. p is the share of all 2^n signs whose mean is as far from 0. Its smallest
+value with n seeds is 2 / 2^n, whatever the differences.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def smallest_p(seeds: int) -> float:
 
 
 def seeds_needed(rows: int) -> int:
-    """The fewest seeds of which a difference may be significant at 5 %, corrected over so many rows."""
+    """The fewest seeds with which a difference may be significant at 5 %, corrected over so many rows."""
     return next(n for n in range(1, MAX_EXACT + 1) if rows * smallest_p(n) <= LEVEL or n == MAX_EXACT)
 
 
@@ -108,8 +108,9 @@ def _interval(differences: NDArray[np.float64]) -> tuple[float, float]:
 def _sign_flip_p(differences: NDArray[np.float64]) -> float:
     """Over all 2^n signs; of more than 2^16, over as many that are drawn.
 
-    Means are rounded to whole units of `TIE`: those that are equal but for last bits would count as farther from 0, or
-    not, by chance. SciPy lets the last bits of a mean differ, which may be near 0, not those of the differences.
+    Means are rounded to whole units of `TIE`. Otherwise chance would decide whether a mean that differs in the last
+    bits counts as farther from 0. SciPy tolerates a difference in the last bits of a mean, which may be near 0, and not
+    in those of the differences.
     """
     if not differences.any():
         return 1.0
@@ -221,7 +222,7 @@ class Comparison:
 
     @classmethod
     def of(cls, jobs: Sequence[tuple[Recipe, Result | None]], options: CompareOptions | None = None) -> Comparison:
-        """The comparison of these jobs, finished or not.
+        """The comparison of the jobs, finished or not.
 
         Raises:
             ConfigError: no result has a metric that was asked for.

@@ -1,7 +1,7 @@
 """A search of settings before a comparison: the same values, seeds, rounds and score for every recipe.
 
-Runs of the search score on a validation part of the training images and never see the test set; a recipe's
-`data.validation_fraction` says how large a part, a fifth by default. The runs that are compared then train on all
+Runs of the search score on a validation part of the training images and never see the test set. A recipe's
+`data.validation_fraction` says how large this part is, a fifth by default. The runs that are compared then train on all
 training images, with the settings whose score is best in the mean over all seeds.
 """
 
@@ -77,7 +77,7 @@ class TunedRecipe:
 
     @property
     def at_edge(self) -> list[str]:
-        """Keys of which the chosen value is the first or last of several numbers: a better one may lie beyond."""
+        """Keys whose chosen value is the first or last of several numbers: a better one may lie beyond."""
         if (chosen := self.chosen) is None:
             return []
         tried = {key: [trial.settings[key] for trial in self.trials] for key in chosen.settings}
@@ -118,7 +118,7 @@ def search(
     """The jobs of a search, and what it is about.
 
     Raises:
-        ConfigError: a key or value that a recipe cannot have, or one of which no validation part can be taken.
+        ConfigError: a recipe cannot have a key or value, or has data without a validation part.
     """
     settings = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
     tried = [(recipe, values, with_settings(_validated(recipe), values)) for recipe in recipes for values in settings]
@@ -193,8 +193,8 @@ def _validated(recipe: Recipe) -> Recipe:
         raise ConfigError(f"recipe '{recipe.name}' has no [data]; a simulation needs to know what its sites hold")
     if recipe.data.local_test_fraction is not None:
         raise ConfigError(
-            f"recipe '{recipe.name}' holds out tests of its sites' own (data.local_test_fraction), and beside them "
-            "there is no validation part; compare it without --tune, or remove that key"
+            f"recipe '{recipe.name}' holds out test images of each site (data.local_test_fraction), so it cannot have "
+            "a validation part, too. Compare it without --tune, or remove data.local_test_fraction"
         )
     fraction = recipe.data.validation_fraction or FRACTION
     return with_settings(recipe, {"data.validation_fraction": fraction}, rename=False)

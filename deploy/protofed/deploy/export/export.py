@@ -77,7 +77,7 @@ class Exported:
     Attributes:
         files: size in bytes by file name.
         difference: largest absolute difference of probabilities between ONNX Runtime and PyTorch; None without ONNX.
-        warnings: signs of a useless model in the run, each with the round of which it was said.
+        warnings: signs of a useless model in the run, each with its round.
         choice: why it is the model of this round; empty: the server's record is not at hand.
     """
 
@@ -165,8 +165,8 @@ def _personal(request: ExportRequest) -> tuple[BuiltModel, ModelScores]:
         raise ConfigError(f"there is no folder {folder}; expected the state folder of the site's daemon")
     if request.round == "best":
         raise ConfigError(
-            "--round best is of the server's states: a site keeps its own models of the newest rounds only; ask the "
-            "coordinator for the number of the best round, and give that, or leave out --round"
+            "--round best is known to the server only; expected a number. A site keeps its own models of the newest "
+            "rounds. Ask the coordinator for the number of the best round, or leave out --round"
         )
     recipe = _recipe(request, folder)
     kept_round = kept_states.kept(folder, request.run, request.round)

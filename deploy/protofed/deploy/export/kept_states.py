@@ -197,8 +197,8 @@ def newest_base(folder: Path, run: str, kept_round: KeptRound) -> Base:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"the site of {folder} no longer has the model that it was sent last of run '{short(run)}'; "
-            "give the server's state with --state, or let its daemon take part again"
+            f"{folder} no longer has the newest model of run '{short(run)}' that the server sent to the site. "
+            "Give the server's state with --state, or let the daemon take part again"
         ) from error
     if digest(data) != address:
         raise StateError(f"{path} is damaged: its digest differs; let the site's daemon fetch it again")

@@ -22,8 +22,8 @@ Choice: TypeAlias = Literal["newest", "given", "best"]
 HEADS = {
     "own": "`logits` come from a linear classifier.",
     "cosine": "`logits` are scaled cosines between the image's features and one prototype per class.",
-    "nearest": "`logits` are minus the distances between the image's features and one prototype per class; minus "
-    "infinity, and probability 0, for a class that has no prototype.",
+    "nearest": "`logits` are the negative distances between the image's features and one prototype per class. A class "
+    "without a prototype has minus infinity, and probability 0.",
 }
 FITS = {
     "stretch": "other sizes stretched to it",
@@ -89,9 +89,9 @@ def _alerts(facts: ModelFacts, run: RunView | None) -> list[str]:
 
 
 def warnings(run: RunView) -> list[tuple[int, str]]:
-    """Signs of a useless model, each with the round of which it was said.
+    """Signs of a useless model, each with its round.
 
-    Of the global model all, of sites' own models the first few: hundreds of sites may have one each.
+    All signs for the global model, and the first few for sites' own models: hundreds of sites may have one each.
     """
     own = [one for one in run.warnings if one["site"]]
     chosen = [one for one in run.warnings if not one["site"]] + own[:MAX_SITES]
@@ -211,9 +211,9 @@ def _scores(facts: ModelFacts) -> str:
 
 
 def _chance(facts: ModelFacts, balanced: str) -> float:
-    """The balanced accuracy of guessing: 1 of the number of classes in the test set, of which each has a recall.
+    """The balanced accuracy of guessing: 1 / the number of classes in the test set. Each of them has a recall.
 
-    Where recalls are not known, of all classes, which makes chance no larger.
+    If recalls are not known, 1 / the number of all classes, which makes chance no larger.
     """
     stem = f"{balanced.removesuffix(BALANCED)}recall."
     return 1 / (sum(name.startswith(stem) for name in facts.scores.values) or len(facts.model.classes))
@@ -238,10 +238,10 @@ def _provenance(facts: ModelFacts) -> str:
 def _use(facts: ModelFacts) -> str:
     channels, height, width = facts.model.input.shape
     return (
-        "Research, and comparison of methods, on images taken and prepared as those of the run: "
+        "Research, and comparison of methods, on images that were taken and prepared like the run's images. Input: "
         f"{width} x {height} pixels, {channels} channel{'s' if channels > 1 else ''}, one of the classes above"
         f"{_preprocessing(facts.model.input)}. "
-        "It is not a medical device and was not examined as one: no diagnosis and no treatment may rest on it."
+        "It is not a medical device and was not examined as one. Base no diagnosis and no treatment on it."
     )
 
 

@@ -1,4 +1,4 @@
-"""Build the model to export: the global one, one class's, or the one that a site predicts with."""
+"""Build the model to export: the global model, one class's model, or the model that a site predicts with."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def read_kind(text: str) -> tuple[str, int | None]:
     """Parse --model: `global`, `personal`, or `class` and its index.
 
     Raises:
-        ConfigError: the text is none of these.
+        ConfigError: the text is none of the three.
     """
     kind, colon, number = text.partition(":")
     if text in ("global", "personal"):
@@ -103,7 +103,7 @@ def personal_model(
     """The model that a site predicts with: what the method installs there, and for most methods then trained.
 
     Args:
-        base: the model that the site was sent; called only if the method makes the site's own model of it.
+        base: the model that the site was sent; called only if the method makes the site's own model from it.
         data: the site's own data; likewise.
 
     Raises:

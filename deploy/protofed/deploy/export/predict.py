@@ -69,7 +69,7 @@ def predictor(
         A function of pixels float32 [N, channels, H, W] in 0..1 to probabilities float32 [N, C].
 
     Raises:
-        DataError: the file is damaged, or is not the one that `model.json` describes.
+        DataError: the file is damaged, or `model.json` describes another one.
         ConfigError: the device is not available, or the architecture cannot be built.
     """
     if runtime == "onnx":
@@ -123,8 +123,8 @@ def _torch(folder: Path, contents: ModelContents, device: str, allowed: frozense
     for name in (spec.architecture.name, spec.head):
         if name not in known and is_plugin(PluginKind.MODEL, name) and name not in allowed:
             raise ConfigError(
-                f"the model is made by {name}, code that is not protofed's; if you trust it and it is installed here: "
-                f"--allow-plugin {name} (or --runtime onnx, which needs no such code)"
+                f"the model needs the code {name}, which is not part of protofed. If you trust this code and it is "
+                f"installed here, add --allow-plugin {name}. Or use --runtime onnx, which needs no such code"
             )
     check_model(spec.architecture, spec.input, classes)
     model = inference.rebuild(spec.architecture, spec.input, classes, spec.head, weights, allowed).to(where)

@@ -64,7 +64,7 @@ def draw(request: FiguresRequest) -> list[Path]:
 
     Raises:
         StateError: a folder holds no finished run.
-        ConfigError: there is nothing to be drawn of these runs, or an option that cannot be used.
+        ConfigError: the runs have nothing to draw, or an option that cannot be used.
     """
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     out = request.out or request.folders[0] / "figures"

@@ -35,7 +35,7 @@ class FinishedRun:
 
     Attributes:
         label: the job's folder, or else the recipe's name.
-        recipe: the one that the run was recorded with, and the settings of its data.
+        recipe: of the run as recorded, with the settings of its data.
         folder: the simulation's state.
         state: what the server holds at the end.
         scores: of the last scored round, means over sites.
@@ -168,7 +168,7 @@ def open_run(folder: Path, recipe: Recipe | None = None) -> FinishedRun:
     with simulation(recipe, state) as running:
         published = running.run.published
         if not running.runs.finished or running.runs.failed or published is None:
-            raise StateError(f"the run in {folder} has not ended well; the command that began it goes on with it")
+            raise StateError(f"the run in {folder} has not ended well; run the same command again to finish it")
         scored, ledger = running.ledger.scored_round(recipe.name), running.ledger
         single, sums = ledger.scores(recipe.name, scored), ledger.score_sums(recipe.name, scored)
         newest = spreads(single.get(scored, {}), sums.get(scored, {}))

@@ -1,4 +1,4 @@
-"""How far back a roll-back goes, and what sites make of it: they decline one that their policies do not allow."""
+"""How far back a roll-back goes. Sites decline one that their policies do not allow."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Rollback:
         raise ConfigError(
             f"round {self.to} is {self.rounds_back} rounds back. {SITES_GO} The run would then fail, and rounds "
             f"{self.to + 1} to {self.newest} would be lost. To use the model of round {self.to}: protofed export "
-            f"{self.run} --round {self.to}; to go on from it, have every site set limits.max_rollback_rounds to "
+            f"{self.run} --round {self.to}. To go on from it, let every site set limits.max_rollback_rounds to "
             f"{self.rounds_back} or more, then {by}"
         )
 

@@ -362,5 +362,5 @@ _WORDS: Final[Mapping[str, Callable[[float], str]]] = {  # the most important fi
 
 
 def machine_line(telemetry: Mapping[str, float]) -> str:
-    """All of it in a line; zeros, and names that this version does not know, are left out."""
+    """All numbers in a line, without zeros and without names that this version does not know."""
     return " · ".join(render(telemetry[name]) for name, render in _WORDS.items() if telemetry.get(name))

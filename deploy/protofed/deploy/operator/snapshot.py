@@ -151,7 +151,7 @@ class WaitingSnapshot:
 
     @property
     def sentence(self) -> str:
-        """All of it in a line, with the time that is left."""
+        """The whole wait in a line, with the time that is left."""
         if self.seconds_left is None:
             return self.text
         remaining = span(self.seconds_left)

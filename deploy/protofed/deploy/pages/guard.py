@@ -136,10 +136,10 @@ COOKIE = "protofed"
 class PageAccess:
     """The secrets of one process; they are never written anywhere but into the printed address and the browser.
 
-    A session has two. One is the first part of every page's path. The other is a cookie of that path: browsers send
-    cookies to every port of a host, and so to servers of other people on this machine, but to no other path. Neither is
+    A session has two. One is the first part of every page's path. The other is a cookie of that path. Browsers send
+    cookies to every port of a host, and so to other people's servers on this machine, but to no other path. Neither is
     of use alone: not what another port is sent, and not an address that somebody has read. No page from elsewhere knows
-    the path, so that none can send a form.
+    the path, so none can send a form.
 
     Attributes:
         notices: what the next page says on its top, such as the result of an order: (text, whether it is an error).

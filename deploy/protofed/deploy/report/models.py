@@ -67,8 +67,8 @@ def norms(record: RunView) -> Section:
     title = "Norms by class and site"
     if not section["sites"]:
         not_kept = (
-            "the method sends neither a head nor prototypes by class, or no update is kept any more (`keep_rounds`), "
-            "or the classes are too many for a picture."
+            "the method sends neither a head nor prototypes by class. Or the server keeps no update any more "
+            "(`keep_rounds`). Or a picture has no room for so many classes."
         )
         missing = f"Nothing to show: {not_kept if record.done else 'no update has been used.'}"
         return Section("norms", title, missing=[missing])
@@ -81,7 +81,9 @@ def norms(record: RunView) -> Section:
     )
     if np.nanmax(values) - np.nanmin(values) < 0.005:
         description += " All are equal: the method sends directions, so only which of them were sent says anything."
-    description += f" Grey: {absent} pairs of a class and a site of which nothing was sent." if absent else ""
+    description += (
+        f" Grey: {absent} pairs of a class and a site: the site sent nothing for the class." if absent else ""
+    )
     if section["part"] == "head":
         lead = "In a trained head, a class that is common at a site tends to have a larger norm: this page hints at it."
     else:
@@ -102,7 +104,7 @@ def settings(record: RunView) -> Section:
 
 
 def provenance(record: RunView) -> Section:
-    """Names, versions and digests by which the run and its states can be identified and checked."""
+    """Names, versions and digests that identify the run and its states, for checks."""
     run, versions = record.run, record.raw["versions"]
     rows = [
         ["run", run["name"]],

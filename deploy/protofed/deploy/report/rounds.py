@@ -20,9 +20,9 @@ TASK_STATUSES = {  # the worst first: letter, class of the style sheet, meaning
     "dropped": (
         "D",
         "task-aside",
-        "it had trained, and dropped out of the secure aggregation before its numbers were there",
+        "it had trained, and dropped out of the secure aggregation before it sent its vector",
     ),
-    "failed": ("F", "task-failed", "it reported that it could not train or hand in an update"),
+    "failed": ("F", "task-failed", "it reported that it could not train or send an update"),
     "late": ("L", "task-late", "it had not reported when the round closed"),
     "out": ("E", "task-out", "it was excluded, or its certificate revoked"),
     "unused": ("u", "task-unused", "its update came, and the round did not count"),

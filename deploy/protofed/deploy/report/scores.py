@@ -174,7 +174,7 @@ def fairness(record: RunView) -> Section:
 
 
 def _aggregated_fairness(record: RunView, names: list[str]) -> Section:
-    """How good the sites' own models are, of which a secure aggregation says the mean alone."""
+    """How good the sites' own models are. A secure aggregation gives only their mean."""
     spreads = {name: record.latest_spreads[name] for name in names}
     rows: list[Row] = [[CURVES[name], formatted(name, of.mean), str(of.sites)] for name, of in spreads.items()]
     table = Table(f"Own models in round {record.newest}, in %", ["score", "mean", "sites"], rows)
@@ -199,7 +199,7 @@ def calibration(record: RunView) -> Section:
     bins = _bins(record)
     if bins:
         figures.append(_reliability(record, bins))
-    lead = ["A model is well calibrated if, of all answers of which it is 80 % sure, 80 % are right. 0 is perfect."]
+    lead = ["A model is well calibrated if 80 % of the answers that it is 80 % sure about are right. 0 is perfect."]
     missing = [] if bins else [f"No reliability diagram: it takes an evaluator whose policy names `{RELIABILITY}.*`."]
     return Section("calibration", "Calibration", lead=lead, figures=figures, missing=missing)
 

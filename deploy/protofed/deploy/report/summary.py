@@ -122,7 +122,7 @@ def _trained(record: RunView) -> str:
 
 
 def noise_lines(record: RunView) -> list[str]:
-    """What the noise of a run is worth, in sentences: planned, for each site knows itself what it has spent."""
+    """What the noise of a run is worth, in sentences. The numbers are planned: only a site knows what it spent."""
     try:
         return planned_lines(Recipe.model_validate(record.recipe))
     except (ConfigError, ValueError):  # a method, or a key, that this version does not know
@@ -131,7 +131,7 @@ def noise_lines(record: RunView) -> list[str]:
 
 def _noise(record: RunView) -> list[str]:
     lines = " ".join(noise_lines(record))
-    return [f"Each site added noise to what left it (differential privacy). {lines}"] if lines else []
+    return [f"Each site added noise to what it sent (differential privacy). {lines}"] if lines else []
 
 
 def _received(record: RunView) -> str:
@@ -159,23 +159,23 @@ def _summed(record: RunView) -> str:
     if not (sums := record.sums):
         if record.secure and record.done:  # a server never publishes such a round without masked numbers
             return (
-                "All sites were in one process: their updates were summed as under secure aggregation, without masks."
+                "All sites were in one process. It aggregated their updates as secure aggregation does, without masks."
             )
         if record.secure:
             return "The recipe asks for secure aggregation, and no round with one is finished."
-        return "Updates were not summed under masks: the server saw the update of each site."
+        return "The run had no secure aggregation: the server saw the update of each site."
     least, most = min(sums.values()), max(sums.values())
     rounds = f"each of {len(sums)} rounds" if len(sums) > 1 else f"round {min(sums)}"
     sites = f"{least} sites" if least == most else f"{least} to {most} sites"
     smallest = "" if least == most else f", the fewest in round {min(n for n in sums if sums[n] == least)}"
     return (
-        f"Updates were summed under masks: of {rounds} the server saw the sum over {sites}{smallest}, and no single "
-        f"update. {_groups(record)} A sum still tells of its sites what a sum tells."
+        f"Updates were aggregated with secure aggregation: in {rounds} the server saw the sum over {sites}{smallest}, "
+        f"and no single update. {_groups(record)} What a sum tells about its sites together, the server knows."
     )
 
 
 def _groups(record: RunView) -> str:
-    """Whom each site was summed with, and what it takes to read one of them alone."""
+    """Whom each site was aggregated with, and what it takes to read one site's update alone."""
     groups = [group for group in record.groups if set(group) & set(record.contributors)]
     if not groups:
         return "Sites were in no groups: two sums may differ by one site, and so tell what that site sent."
@@ -183,7 +183,7 @@ def _groups(record: RunView) -> str:
     called = {site: f"{name} ({site})" for site, name in known["institutions"].items() if name != site}
     together = "; ".join(", ".join(called.get(site, site) for site in group) for group in groups)
     reads = "The server reads one site's update alone only together with all others of its group."
-    return f"Summed together: {together}. {reads} {_list(record.partners)}"
+    return f"Aggregated together: {together}. {reads} {_list(record.partners)}"
 
 
 def _list(partners: Mapping[str, Any] | None) -> str:
@@ -267,8 +267,8 @@ def _global_quality(record: RunView) -> list[str]:
 def _baseline(record: RunView, prefix: str, score: str) -> str:
     """What a model that has learnt nothing reaches: by guessing, or by always naming the commonest class.
 
-    Empty for an accuracy whose test set's commonest class is not on record: chance beside 65 % of a model that names
-    one class for every image would make it look good.
+    Empty for an accuracy if the test set's commonest class is not on record. A model that names one class for every
+    image may reach 65 %. Chance beside it would make it look good.
     """
     if prefix != "global.":  # what classes the sites' own test sets have, nobody here knows
         return ""
@@ -389,7 +389,7 @@ HANDS = {
     "revoked": "{}'s certificate was revoked",
     "forgotten": "{} was forgotten",
     "offered": "a new list of partners was offered to the sites",
-    "regrouped": "the group that {} is summed in was dissolved",
+    "regrouped": "the group of {} was dissolved",
 }
 
 
@@ -478,9 +478,9 @@ def _site_problems(record: RunView) -> list[str]:
     tasks = [task for _, task in record.tasks() if not task.get("cause")]
     sentences = []
     for kind, which, problem in (
-        ("fit", "rejected", "handed in updates that were rejected"),
+        ("fit", "rejected", "sent updates that were rejected"),
         ("initialise", "failed", "reported that they could not make the first model"),
-        ("fit", "failed", "reported that they could not train or hand in an update"),
+        ("fit", "failed", "reported that they could not train or send an update"),
         ("fit", "late", "had not reported when the round closed"),
         ("refine", "failed", "reported that they could not refine the model"),
         ("refine", "late", "had not refined the model in time"),

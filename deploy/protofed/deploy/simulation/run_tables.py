@@ -68,7 +68,9 @@ def progress_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | Non
 def scores_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None], title: str) -> Table:
     """One row per run: its final scores in percent."""
     samples = {most for recipe in recipes if (most := recipe.evaluation.personal_test_images) is not None}
-    sampled = "".join(f" Own models: on a stratified sample, at most {most:,}, of it." for most in sorted(samples))
+    sampled = "".join(
+        f" Own models: on a stratified sample, at most {most:,} images, of the test set." for most in sorted(samples)
+    )
     lines = [RunLine(recipe, view) for recipe in recipes if (view := views.get(recipe.name)) is not None]
     return terminal(SCORES, lines, BOXED, title, CAPTION + sampled)
 
@@ -99,8 +101,8 @@ KEEPS_OWN = "With [plan.dp] simulated sites keep losses and scores of their own,
 FILE_WIDTH = 120  # of a table that goes into a file
 HEADLINES = ("global.accuracy", "personal.pm_v", "personal.pm_l")
 CAPTION = (
-    "GM: the global model on the test set that all share, and the mean over its classes. PM(V): each site's own model "
-    "on the classes that the site has; PM(L): the same, weighted by the site's class frequencies; own balanced: on all "
+    "GM: the global model on the shared test set, and the mean over its classes. PM(V): each site's own model on the "
+    "classes that the site has. PM(L): the same, weighted by the site's class frequencies. Own balanced: on all "
     "classes. In %, mean ± standard deviation over sites."
 )
 

@@ -1,5 +1,6 @@
-"""Simulate a deployment in one process: the same coordinator, agents, methods, privacy gate and codec; the link is a
-function call through the codec, and time stands still.
+"""Simulate a deployment in one process: the same coordinator, agents, methods, privacy gate and codec.
+
+The link is a function call through the codec, and time stands still.
 """
 
 from __future__ import annotations
@@ -191,7 +192,7 @@ def simulated(policy: Policy) -> Policy:
 
 
 def aggregated_here(policy: Policy) -> Policy:
-    """The policy of a simulated site whose numbers are summed in this process, where nobody masks them."""
+    """The policy of a simulated site. Its numbers are aggregated in this process, without masks."""
     metrics = policy.rules.metrics | policy.rules.aggregated_metrics
     changes = {"secure": "allowed", "hide_class_presence": False, "metrics": metrics}
     return Policy(policy.rules.model_copy(update=changes))
@@ -373,8 +374,8 @@ def _all_data(
 def held_out_scores(running: Simulation) -> dict[SiteId, Scores]:
     """By held-out site, the scores of its own model after one round of training from the last state of an ended run.
 
-    The site trains as one that the last round invites for the first time, by that round's learning rate, and predicts
-    with what the server would send it then, where that is its own model. The run gets nothing of it. A site whose
+    The site trains as if the last round invited it for the first time, with that round's learning rate. If the server
+    makes the site's own model, the site predicts with that model. The run gets nothing from the site. A site whose
     policy refuses the run has no scores.
     """
     if not running.held_out:

@@ -60,7 +60,7 @@ class DirectLink:
         return self.blobs.get(task.base_digest)
 
     def push(self, task: Task, released: Released) -> Receipt:
-        """Hand in an update; begin, examine and commit in the order of an upload over gRPC."""
+        """Send an update; begin, examine and commit in the order of an upload over gRPC."""
         intake, manifest = self.runs.intake(task.run), released.manifest
         receipt = intake.begin(self.site, self.instance, task.task_id, task.round, task.base_digest, manifest)
         if receipt is not None:
@@ -88,8 +88,8 @@ def settled_when_aggregated(store: Store, ledger: LedgerReader) -> Store:
 class _SumStore:
     """Settles what is known by now before anything else is asked of the store.
 
-    A daemon sends its numbers when its group is known to be whole. A simulated site hands its update in before, as
-    without sums, and one that was rejected for its group must leave no trace on the site either.
+    A daemon sends its numbers when its group is known to be whole. A simulated site sends its update before, as without
+    secure aggregation. If the update was rejected for its group, it must leave no trace on the site either.
 
     Args:
         is_aggregated: whether an update is in the sum of its round; None: that is not known yet.

@@ -1,10 +1,11 @@
 """Several workers compute for the sites of one simulation: which one does what and when changes no byte.
 
-Sites take their turns, and the server commits their updates, in the order of one worker: only what a site computes in
-its turn may have been computed before, by whichever worker was free. It depends on nothing but what is sent with it.
+Sites take their turns, and the server commits their updates, in the order of one worker. Only a site's computation may
+have been done before its turn, by any free worker. It depends on nothing but what is sent with it.
 
-`Workers` decides who computes what. A `WorkerPool` carries a work to a worker and its result back: to a process of this
-machine (`worker_processes`), or to an actor of Ray (`experiments.ray_workers`). There a `SiteWorker` computes.
+`Workers` decides who computes what. A `WorkerPool` carries a work to a worker and its result back. The worker is a
+process of this machine (`worker_processes`), or an actor of Ray (`experiments.ray_workers`). There a `SiteWorker`
+computes.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def buffers(header: BaseModel, frames: Sequence[bytes] = ()) -> list[bytes]:
 class Block:
     """A block of memory that other processes of this machine can map: its file descriptor is inherited.
 
-    Without a name, so nothing is left of it, and not in /dev/shm, of which a container has 64 MB.
+    The block has no name, so nothing stays behind. It is not in /dev/shm, because a container has 64 MB there.
     """
 
     def __init__(self) -> None:

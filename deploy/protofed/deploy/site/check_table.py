@@ -267,7 +267,11 @@ def _verdict(check: SiteCheck) -> RenderableType:
     if recipe is None:
         lines.append(Text("To compare them with a run, name its recipe: protofed client check RECIPE --settings FILE"))
     if _noisy(check):
-        lines.append(Text("The run has noise: images that cannot be used are left out, and do not have it refused."))
+        lines.append(
+            Text(
+                "The run has noise, so images that cannot be used are left out, and the daemon does not refuse the run."
+            )
+        )
     return Group(*lines)
 
 

@@ -44,7 +44,7 @@ def offered_run(approvals: Approvals, offer: Offer) -> dict[str, Any]:
 
 
 def _decided(status: ApprovalStatus, record: Approval | None) -> dict[str, Any]:
-    """Who decided: `policy`, `person`, or nobody yet; when, and by which policy or under which user name."""
+    """Who decided (`policy`, `person`, or nobody yet), when, and the policy or the user name."""
     if record is None or status is ApprovalStatus.WAITING:
         return {"decided_by": None, "decided_at": "", "who": "", "policy": "", "policy_digest": ""}
     by = "policy" if status is ApprovalStatus.BY_POLICY else "person"
@@ -77,7 +77,7 @@ def _decision_text(row: Mapping[str, Any]) -> str:
         case ApprovalStatus.APPROVED:
             return f"approved by a person{by}, {at}{since}"
         case ApprovalStatus.DENIED | ApprovalStatus.WITHDRAWN as status:
-            return f"{status}{by}, {at}: nothing of it leaves this site; `protofed client approve` takes it back"
+            return f"{status}{by}, {at}: this site sends nothing for it; `protofed client approve` takes this back"
         case ApprovalStatus.CHANGED:
             return f"awaiting approval: it has changed since it was approved{by}, {at}"
         case ApprovalStatus.WAITING:

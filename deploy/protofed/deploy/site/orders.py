@@ -220,11 +220,11 @@ def noticed_text(noticed: Noticed) -> str:
         case Noticed.DAEMON:
             return "the daemon has noticed"
         case Noticed.NO_DAEMON:
-            return "no daemon runs here now; it holds for the next one"
+            return "no daemon runs here now; the order holds for the next one"
         case Noticed.NOT_YET:
             return (
-                f"it holds, but the daemon has not confirmed it within {WAIT_S:.0f} s: what it was sending may "
-                "still go out; look at its log, or stop it"
+                f"the order is in force, but the daemon has not confirmed it within {WAIT_S:.0f} s. It may still "
+                "send what it had started to send. Look at its log, or stop it"
             )
 
 

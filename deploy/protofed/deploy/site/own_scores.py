@@ -35,7 +35,7 @@ _MEASURES = {
 
 
 def meaning(name: str) -> str:
-    """What a score is, of which model and on which images."""
+    """What a score is: its model and its images."""
     family = score_family(name)
     if family == "loss":
         return "mean loss over the training images in the last fit; lower is better"
@@ -51,7 +51,7 @@ class ScoresView:
 
     Attributes:
         rounds: the oldest first.
-        sent: what was handed in of the run.
+        sent: what was sent for the run.
     """
 
     rounds: Sequence[OwnRoundScores]
@@ -72,7 +72,7 @@ class ScoresView:
 
     @property
     def unlisted(self) -> set[int]:
-        """The rounds of which more scores left than the log lists."""
+        """The rounds for which more scores were sent than the log lists."""
         return self._find_rounds(UNLISTED, self.sent.names)
 
     def _find_rounds(self, name: str, names: Mapping[int, set[str]]) -> set[int]:
@@ -105,19 +105,19 @@ class ScoresView:
             yield terminal([number, *columns], self.rounds, BOXED)
 
     def legend(self) -> Iterator[str]:
-        """What each column means, and whether it left: by itself, in a secure aggregation, or not at all."""
+        """What each column means, and whether it was sent: by itself, in a secure aggregation, or not at all."""
         for name in self.names:
             yield f"{name}: {meaning(name)}"
         for how, rounds_of in (
-            ("left this site (the policy names it)", self.alone),
-            ("left in a secure aggregation, as part of a mean over sites", self.aggregated),
+            ("sent (the policy names it)", self.alone),
+            ("sent in a secure aggregation, as part of a mean over sites", self.aggregated),
         ):
             for name in self.names:
                 if rounds := rounds_of(name):
                     yield f"{how}: {name}, rounds {rounds_text(rounds)}"
         stayed = [name for name in self.names if not self.alone(name) and not self.aggregated(name)]
         if self.unlisted:
-            more = "more scores left than the audit log lists; the policy names them"
+            more = "more scores were sent than the audit log lists; the policy names them"
             yield f"rounds {rounds_text(self.unlisted)}: {more}"
         elif self.sent.gap:
             yield self.sent.gap

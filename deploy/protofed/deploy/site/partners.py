@@ -14,8 +14,9 @@ from protofed.common.payload import SiteId
 from protofed.common.protocol.consortium import Consortium, changes
 
 TOLD = (
-    "What is the same in all runs, such as which classes a site holds, the server can then compute of the sites in "
-    "which the two groups differ, by subtracting sums: of a single site, if only one differs."
+    "With a new group, the server can subtract the two groups' sums from each other. What is the same in all runs, "
+    "such as which classes a site holds, it learns about the sites in which the groups differ. If they differ in one "
+    "site, it learns this about a single site."
 )
 INVENTED = (
     "Whoever runs the server and signs certificates can invent the other sites of the group, and then reads this "
@@ -30,7 +31,7 @@ def who_reads(
 
     Args:
         own: the site.
-        group: it is summed in; empty: it is in none yet.
+        group: of the site, for secure aggregation; empty: it has none yet.
         listed: the confirmed list; None: none is.
         least: sites of a group, by policy and recipe.
         required: the policy asks for a confirmed list; None: the policy is not known.
@@ -73,7 +74,7 @@ class PartnersView:
 
     Attributes:
         own: this site's identity for secure aggregation, in hexadecimal digits; empty: no daemon has started here.
-        group: that it is summed in; None: none yet.
+        group: of the site, for secure aggregation; None: none yet.
     """
 
     own: str
@@ -86,7 +87,7 @@ class PartnersView:
         """That of a state folder; nothing is written.
 
         Raises:
-            StateError: a file of it is damaged.
+            StateError: a file is damaged.
         """
         known = (state / IDENTITY_FILE).exists()
         own = load_identity(state).public_key().public_bytes_raw().hex() if known else ""

@@ -1,6 +1,6 @@
 """`protofed client preview`: what a site would send, receive and keep in a run, from the method's own declarations.
 
-The halves of the method are run once on tensors of ones; the site's data are not read.
+The method's client and server algorithms run once on tensors of ones. The site's data are not read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class OutgoingTensor:
 
     Attributes:
         optional: sent only for classes that the site has.
-        refused_by: the policy's rule that keeps it; None: it may leave, or no policy was given.
+        refused_by: the policy's rule that keeps it; None: it may be sent, or no policy was given.
     """
 
     spec: TensorSpec
@@ -68,17 +68,17 @@ class SitePlan:
         incoming: the broadcast from round 2 on; that of round 1 may lack parts that sites make.
         scalars: names of the scores that the site offers, by the model and data that they are of.
         released: likewise, those that the policy releases by themselves; all without a policy.
-        aggregated: likewise, those that it releases within a secure aggregation alone; none in a run without.
+        aggregated: likewise, those that it releases only within a secure aggregation; none in a run without.
         count_needed: the run weighs sites by their numbers of examples.
-        count_leaves: whether the number of examples leaves; None without a policy.
-        method_summary: the first line of the client half's docstring, which names what the method keeps at a site.
+        count_leaves: whether the number of examples is sent; None without a policy.
+        method_summary: the first line of the client algorithm's docstring, which names what the method keeps at a site.
         first_model: the reason why the policy would not let the site send the run's initial model; None: it would.
         rules: what the policy does to updates, and when, in sentences; none without a policy.
         refusals: reasons why the policy would refuse the run; empty if it would not, or without a policy.
         requests: everything that the server asks for, in words, by what it is about.
         limits: each limit of the policy beside what the run asks; none without a policy.
         still_open: sentences on limits that the run may break yet, as what decides them is not known here, and on those
-            for which nothing that the site trains would leave.
+            for which the site would send nothing that it trains.
         server_view: what the server sees of an update, with secure aggregation and without.
         exchanges: what the method moves between single sites.
         privacy: what its noise is worth; None: it has none.
@@ -128,7 +128,7 @@ def site_plan(
     spent: Spent | None = None,
     partners: PartnersView | None = None,
 ) -> SitePlan:
-    """What a site would send, receive and keep, and which of it its policy allows.
+    """What a site would send, receive and keep, and what its policy allows.
 
     Args:
         digest: of the recipe's JSON as the server sent it; None: of the recipe as it is read here.
@@ -139,8 +139,8 @@ def site_plan(
         partners: of the site; None: not known, as of one that has confirmed none.
 
     Raises:
-        ConfigError: the recipe names an unknown method, model or option, or one without secure aggregation; or it has
-            noise, and its method does not say what a round costs, or its model has no gradients by example.
+        ConfigError: the recipe names an unknown method, model or option, or one without secure aggregation. Or the
+            recipe has noise, and its method does not say what a round costs, or its model has no gradients by example.
         PolicyViolationError: the model is a plug-in that the policy does not name, so its code must not run here.
     """
     name, options = recipe.method.name, recipe.method.options
@@ -325,7 +325,7 @@ def _refused_by(
     classes: int,
     layout: SumLayout | None,
 ) -> dict[Part, str]:
-    """The rule by which the gate keeps each part; a method or a size that is not allowed keeps all of them."""
+    """The rule that keeps each part at the site. If a method or a size is not allowed, it keeps all parts."""
     form = None if layout is None else layout.form
     aggregated = frozenset() if form is None else {form.shares}
     refusals = dict.fromkeys(NOT_ON_THE_WIRE - aggregated, "outside simulations")
@@ -377,7 +377,7 @@ def _no_budget(privacy: PrivacyPlan | None) -> tuple[str, ...]:
 
 
 def _gate(policy: Policy, layout: SumLayout | None) -> Callable[[Update, GateContext], object]:
-    """By which an update leaves: as it is, or into a sum."""
+    """How an update is sent: as it is, or into a sum."""
     if layout is None:
         return policy.release
     return lambda update, context: policy.release_sum(update, layout, context)
@@ -462,11 +462,11 @@ def sentences(
     secure: bool = False,
     noisy: bool = False,
 ) -> tuple[str, ...]:
-    """The rules that apply to an update of these parts, each with its key in the policy.
+    """The rules that apply to an update with such parts, each with its key in the policy.
 
     Args:
         exchanges: what the method moves between single sites.
-        secure: it leaves in a secure aggregation.
+        secure: it is sent in a secure aggregation.
         noisy: the run has `[plan.dp]`.
 
     What depends on the site's data is stated as a condition, for a plan does not read the data.
@@ -486,16 +486,16 @@ def sentences(
 def _sums(rules: PolicyRules) -> Iterator[str]:
     match rules.secure:
         case "required":
-            yield "Whatever is trained or scored here leaves only in a secure aggregation (secure)."
+            yield "What is trained here, and the site's own scores, are sent only in a secure aggregation (secure)."
         case "allowed":
-            yield "Updates and the scores named leave with secure aggregation and without (secure)."
+            yield "Updates and the named scores are sent with secure aggregation and without (secure)."
 
 
 def _noise(rules: PolicyRules, noisy: bool) -> Iterator[str]:
     if (dp := rules.dp) is not None:
         yield (
-            f"Only runs with noise are taken part in, until all of them have spent epsilon {dp.epsilon:g} at delta "
-            f"{dp.delta:g} on one {dp.unit} (dp)."
+            f"The site takes part only in runs with noise, until they together have spent epsilon {dp.epsilon:g} at "
+            f"delta {dp.delta:g} for a {dp.unit} (dp)."
         )
     if noisy or dp is not None:
         yield "The loss, scores of the site's own and its number of examples stay: they have no noise (plan.dp)."
@@ -511,40 +511,40 @@ def _classes(rules: PolicyRules, parts: Collection[Part], secure: bool) -> Itera
     few = f"fewer than {rules.min_samples_per_class} examples"
     if secure:
         if rules.min_samples_per_class > 1:
-            yield f"A class with {few} here counts as absent in what is summed by class (min_samples_per_class)."
+            yield f"A class with {few} here counts as absent in secure aggregation by class (min_samples_per_class)."
         return
     if rules.secure == "required":
         return  # `_sums` has said it
     if rules.hide_class_presence:
         yield (
-            "Nothing that tells of classes leaves, neither a prototype nor a trained model, before a run offers a "
-            "secure aggregation (hide_class_presence): federation.secure = true."
+            "What tells about classes, a prototype or a trained model, is sent only in a secure aggregation "
+            "(hide_class_presence): the run needs federation.secure = true."
         )
         return
     if Part.PROTOTYPES in parts and rules.min_samples_per_class > 1:
-        yield f"No prototype leaves of a class with {few} here (min_samples_per_class)."
+        yield f"No prototype is sent for a class with {few} here (min_samples_per_class)."
     if Part.CLASS_PRESENCE in parts and rules.min_samples_per_class > 1:
         yield f"A class with {few} here is reported as absent (min_samples_per_class)."
     if BY_CLASS & set(parts):
         yield "Which classes the site has is not hidden (hide_class_presence)."
     if Part.CLASS_SHARES in parts:
         may = "may" if rules.class_distribution_estimate else "may not"
-        yield f"An estimate of the class distribution {may} leave (class_distribution_estimate)."
+        yield f"An estimate of the class distribution {may} be sent (class_distribution_estimate)."
 
 
 def _tensors(rules: PolicyRules, parts: Collection[Part]) -> Iterator[str]:
     if rules.min_images_per_unit > 1:
         few = f"fewer than {rules.min_images_per_unit} training images"
-        yield f"Units of the model that {few} activate leave as they were received (min_images_per_unit)."
-    yield f"Only tensors of {' and '.join(sorted(rules.dtypes)) or 'no type'} leave (dtypes)."
+        yield f"Units of the model that {few} activate are sent as they were received (min_images_per_unit)."
+    yield f"Only tensors of {' and '.join(sorted(rules.dtypes)) or 'no type'} are sent (dtypes)."
     tensor, update = f"{rules.max_tensor_mb:g} MB (max_tensor_mb)", f"{rules.max_update_mb:g} MB (max_update_mb)"
-    yield f"No tensor of more than {tensor} and no update of more than {update} leaves."
+    yield f"No tensor of more than {tensor} and no update of more than {update} is sent."
     if not rules.example_count:
         # As BatchNorm's num_batches_tracked.
-        yield "Counters of steps among weights leave as zeros: they would tell the number of examples (example_count)."
+        yield "Step counters among weights are sent as zeros: they would tell the number of examples (example_count)."
     for part in sorted(TELLS_STEPS & set(parts)):
-        may = "may leave" if rules.example_count else "may not leave, in a sum either"
-        yield f"Part {part} {may}: it tells about how many examples the site has (example_count)."
+        may = "may be sent" if rules.example_count else "may not be sent, not even in a sum"
+        yield f"Part {part} {may}: it tells roughly how many examples the site has (example_count)."
 
 
 def _machine(rules: PolicyRules) -> Iterator[str]:

@@ -21,7 +21,7 @@ def asked(
     """Everything that a recipe asks of a site, by what it is about.
 
     Args:
-        cohort: sites that a round aggregates at least, as the server announced; None: a file says nothing of it.
+        cohort: sites that a round aggregates at least, as the server announced; None: a file does not say.
         examples: of this site's training set; None: not known.
         model: the run's first model, whose parameters are counted; None: not built.
     """
@@ -60,7 +60,10 @@ def withheld(checks: Sequence[LimitCheck], *, secure: bool) -> Iterator[str]:
     """A sentence for each limit of the images that a secure run breaks."""
     for check in checks:
         if secure and not check.holds and check.rule in BY_IMAGES:
-            yield f"Random numbers take the place of what it trains, so that no sum of it opens: {_sentence(check)}."
+            noise = (
+                "The site sends random numbers instead of what it trains, so the server can decrypt no sum with them"
+            )
+            yield f"{noise}: {_sentence(check)}."
 
 
 def _sentence(check: LimitCheck) -> str:

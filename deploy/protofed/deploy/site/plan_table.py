@@ -40,19 +40,19 @@ def show(plan: SitePlan, console: Console, *, tensors: bool | None = None, polic
     for title, *blocks in (
         ("What the server asks for", lines(plan.requests), *([limits_table(plan.limits)] if plan.limits else [])),
         *([("What its noise is worth", *_privacy(plan))] if plan.privacy is not None else []),
-        ("Leaves the site, in every round that it takes part in", outgoing, _total(plan)),
+        ("What the site sends, in every round that it takes part in", outgoing, _total(plan)),
         (
-            f"What the server sees of it, {'with' if plan.server_view.secure else 'without'} secure aggregation",
+            f"What the server sees of these, {'with' if plan.server_view.secure else 'without'} secure aggregation",
             *_sight(plan),
         ),
-        ("What other sites see of it", _others(plan)),
+        ("What other sites see of these", _others(plan)),
         (
             "Single numbers beside the tensors",
             _numbers(plan, has_policy),
             *_what_numbers_disclose(plan),
             _about_numbers(plan),
         ),
-        ("Comes to the site, in every round that it takes part in", _incoming(plan), _incoming_total(plan)),
+        ("What the site receives, in every round that it takes part in", _incoming(plan), _incoming_total(plan)),
         ("Stays on the site", _kept_on_site(plan)),
         ("Before round 1", _first_model(plan)),
         ("Policy", *_rules(plan), _verdict(plan, policy)),
@@ -108,7 +108,7 @@ def _total(plan: SitePlan) -> str:
     if plan.masked is not None:
         vector = f"one masked vector of {plan.masked:,} numbers, 8 bytes each, {_mb(most)} MB a round"
         return f"In their place {vector} is sent, whichever classes the site has."
-    return f"In all {_mb(most)} MB a round" + (f", {_mb(least)} MB of it always." if least != most else ".")
+    return f"In all {_mb(most)} MB a round" + (f", at least {_mb(least)} MB." if least != most else ".")
 
 
 def _sight(plan: SitePlan) -> Iterator[str]:
@@ -116,11 +116,11 @@ def _sight(plan: SitePlan) -> Iterator[str]:
     server_view = plan.server_view
     yield (
         "\n".join(f"- {each.part}: {server_view.seen(each)}" for each in server_view.parts)
-        or "Nothing: no tensor leaves."
+        or "Nothing: no tensor is sent."
     )
     if server_view.secure:
         yield "\n".join(f"- {sentence}" for sentence in server_view.whole)
-        plain = [f"- {each.part}: {each.plain or 'It would not leave.'}" for each in server_view.parts]
+        plain = [f"- {each.part}: {each.plain or 'It would not be sent.'}" for each in server_view.parts]
         yield "\n".join(["Without secure aggregation it would see:", *plain])
     elif server_view.why_not:
         yield f"With secure aggregation there is no such run: {escape(server_view.why_not)}."
@@ -137,23 +137,23 @@ def _privacy(plan: SitePlan) -> Iterator[str]:
 
 def _others(plan: SitePlan) -> str:
     if not plan.exchanges:
-        return "What is made of it and sent to all."
+        return "The aggregate, which the server sends to all."
     return "\n".join(f"- {exchange}: {exchange.discloses}" for exchange in sorted(plan.exchanges))
 
 
 def _numbers(plan: SitePlan, has_policy: bool) -> Table:
     """Rows are what scores are of: the training, the global model, …"""
     alone: Column[str] = _words(
-        "leave", lambda of: _names([name for name in plan.scalars[of] if name in plan.released[of]])
+        "sent", lambda of: _names([name for name in plan.scalars[of] if name in plan.released[of]])
     )
-    aggregated: Column[str] = _words("leave in a secure aggregation alone", lambda of: _names(plan.aggregated[of]))
+    aggregated: Column[str] = _words("sent only in a secure aggregation", lambda of: _names(plan.aggregated[of]))
     secure = plan.recipe.federation.secure
     origin: Column[str] = _words("of", str)
     columns = [origin, alone, *([aggregated] if secure else [])]
     if has_policy:
         columns.append(_words(f"stay: not in {'aggregated_metrics' if secure else 'metrics'}", partial(_staying, plan)))
     elif not secure:
-        columns[1] = replace(alone, head="leave, if a policy names them")
+        columns[1] = replace(alone, head="sent, if a policy names them")
     return terminal(columns, plan.scalars, BOXED)
 
 
@@ -167,10 +167,10 @@ def _what_numbers_disclose(plan: SitePlan) -> Iterator[str]:
     for name in itertools.chain(*plan.released.values()):
         by_sentence.setdefault(discloses(name), []).append(name)
     if by_sentence:
-        yield "What a server can compute from those that leave, with the updates:"
+        yield "What a server can compute from the sent numbers and the updates:"
         yield "\n".join(f"- {', '.join(names)}: {sentence}" for sentence, names in by_sentence.items())
     if any(plan.aggregated.values()):
-        yield "Of those in a secure aggregation: the number of sites, mean and deviation, over three sites or more."
+        yield "From a secure aggregation it learns the number of sites, mean and deviation, over three sites or more."
     if any(
         len(plan.released[origin]) + len(plan.aggregated[origin]) < len(names) for origin, names in plan.scalars.items()
     ):
@@ -180,9 +180,9 @@ def _what_numbers_disclose(plan: SitePlan) -> Iterator[str]:
 def _about_numbers(plan: SitePlan) -> str:
     match plan.count_leaves:
         case None:
-            count = "leaves only if a policy says so (example_count)"
+            count = "is sent only if a policy says so (example_count)"
         case leaves:
-            count = f"{'leaves' if leaves else 'stays'}, as the policy says (example_count)"
+            count = f"{'is sent' if leaves else 'stays'}, as the policy says (example_count)"
     needed = " This run needs it, to weigh sites by it." if plan.count_needed else " This run does not need it."
     return (
         f"The number of training examples {count}.{needed} "
@@ -207,10 +207,10 @@ def _incoming_total(plan: SitePlan) -> str:
 
 def _kept_on_site(plan: SitePlan) -> str:
     return (
-        "- images, labels, and how many there are of each class: no message has a field for them. What a server can "
-        "compute of them is said above;\n"
+        "- images, labels, and how many there are of each class. No message has a field for them. What a server can "
+        "compute about them is said above;\n"
         f"- the site's own model ({MODEL}) after each round, and an update until the server has answered;\n"
-        "- what the method keeps for itself from round to round. What it does here, by its own documentation: "
+        "- what the method keeps for itself from round to round. The method's own documentation says about it: "
         f"“{plan.method_summary}”"
     )
 
@@ -218,8 +218,8 @@ def _kept_on_site(plan: SitePlan) -> str:
 def _first_model(plan: SitePlan) -> str:
     declined = f" This site declines to: {plan.first_model}." if plan.first_model else ""
     return (
-        "Two sites (in a run of one: that one) draw the first model from the "
-        f"recipe's seed and send it ({MODEL}); it has learned nothing from a site's data.{declined}"
+        "Two sites draw the first model from the recipe's seed and send it "
+        f"({MODEL}); in a run of one site this site alone. It has learned nothing from a site's data.{declined}"
     )
 
 

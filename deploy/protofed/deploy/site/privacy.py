@@ -38,8 +38,8 @@ class PrivacyPlan:
         budget: the policy's; None: it has none, or no policy was given, and then the rest is None, too.
         spent: epsilon of what the site has spent before; None: not known, and taken as nothing.
         allowed: how many rounds the budget allows beside what is spent.
-        noise: the least noise_multiplier by which all rounds keep the budget; None: the recipe's does, or none would.
-        shared_by: sites whose noise together it is, and the least of a sum; None: each site adds all of it.
+        noise: the least noise_multiplier that keeps all rounds in the budget; None: the recipe's does, or none would.
+        shared_by: sites whose noise together it is, and the least of a sum; None: each site adds all of the noise.
     """
 
     events: Events
@@ -77,7 +77,7 @@ def privacy_plan(
     """What a run costs, beside a site's budget and what it has spent; None: the run has no noise.
 
     Args:
-        half: the client half of the run's method.
+        half: the client algorithm of the run's method.
         delta: where there is no budget, which names one.
 
     Raises:
@@ -103,14 +103,14 @@ def lines(plan: PrivacyPlan) -> Iterator[str]:
     """The plan in sentences."""
     yield f"A round has {' and '.join(map(_sums, plan.events))}."
     yield (
-        f"All {plan.rounds} rounds cost epsilon {plan.epsilon:.3g} at delta {plan.delta:g}. It is arithmetic of the "
-        "recipe, the same for every site: it tells nothing of how many images or patients one has."
+        f"All {plan.rounds} rounds cost epsilon {plan.epsilon:.3g} at delta {plan.delta:g}. This follows from the "
+        "recipe alone and is the same for every site: it does not tell how many images or patients a site has."
     )
     if plan.shared_by is not None:
         honest, least = plan.shared_by
         yield (
-            f"That is the noise of {honest} sites together, of each sum of {least} or more: it holds while at most "
-            f"{least - honest} of them work with the server."
+            f"This is the noise of {honest} sites together, in each sum over {least} sites or more. It holds while at "
+            f"most {least - honest} of them work with the server."
         )
     if plan.epsilon > MAX_MEANT:
         yield f"An epsilon above {MAX_MEANT:g} promises next to nothing: more noise, fewer rounds or smaller samples."
@@ -119,9 +119,9 @@ def lines(plan: PrivacyPlan) -> Iterator[str]:
     spent = "what is spent before is not known here (--state)" if plan.spent is None else f"{plan.spent:.3g} is spent"
     yield f"This site's budget is {plan.budget.epsilon:g} for each {plan.budget.unit}, over all runs; {spent}."
     if plan.enough:
-        yield "It allows all rounds of this run."
+        yield "The budget allows all rounds of this run."
         return
-    yield f"It allows {plan.allowed} of {plan.rounds} rounds; then the site holds, and the run goes on without it."
+    yield f"The budget allows {plan.allowed} of {plan.rounds} rounds. Then the run goes on without this site."
     if plan.noise is not None:
         yield f"With plan.dp.noise_multiplier = {plan.noise:g} it would allow all of them."
     else:
@@ -172,7 +172,7 @@ class SpentByRun:
 
 @dataclass(frozen=True)
 class PrivacySpent:
-    """All of it. Its attributes are keys of `protofed client budget --json`.
+    """All that was spent. Its attributes are keys of `protofed client budget --json`.
 
     Attributes:
         torn: half-written lines of the ledger, each counted as the largest fit.

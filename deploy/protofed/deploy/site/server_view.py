@@ -11,7 +11,7 @@ from protofed.common.payload import NOT_ON_THE_WIRE, Part
 from protofed.common.secure_aggregation.linear_form import SumForm, read_form
 from protofed.server.rounds.machine.rules import min_cohort
 
-NOTHING = "Nothing: it leaves in no sum."
+NOTHING = "Nothing: it is in no sum."
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class PartView:
     """One part of an update.
 
     Attributes:
-        aggregated: what the server sees of it with secure aggregation; empty: the method has none.
-        plain: and without; empty: it never leaves without them.
+        aggregated: what the server sees with secure aggregation; empty: the method has none.
+        plain: and without; empty: it is never sent without.
     """
 
     part: Part
@@ -50,10 +50,10 @@ class ServerView:
 
 
 def server_view(recipe: Recipe, half: object, parts: Iterable[Part], reads: str) -> ServerView:
-    """What the server sees of updates of these parts.
+    """What the server sees of updates with such parts.
 
     Args:
-        half: either half of the run's method.
+        half: the client or the server algorithm of the run's method.
         reads: what it takes to read this site's update alone, as of `partners.who_reads`.
 
     Raises:
@@ -100,12 +100,12 @@ def _summed(form: SumForm, part: Part, fewest: int) -> str:
 def _whole(recipe: Recipe, form: SumForm, reads: str) -> Iterator[str]:
     yield f"A sum is over {min_cohort(recipe.federation)} sites or more. The server sees who took part, and when."
     if form.by_class:
-        yield "It sees how many sites hold each class, not which."
+        yield "The server sees how many sites hold each class, not which sites."
     if form.weighting == "examples":
-        yield "It sees how many examples all sites of a sum have together."
+        yield "The server sees how many examples all sites of a sum have together."
     if (group := recipe.federation.sum_group) > 1:
         yield f"This site is in the same sums as {group - 1} others or more, its group, in all runs (sum_group)."
     else:
-        yield "Two sums may differ by one site, and so tell what that one sent (sum_group = 1)."
+        yield "Two sums may differ by one site, and so tell what this site sent (sum_group = 1)."
     yield reads
-    yield "Not hidden is what the sum itself tells, of few sites much."
+    yield "The sum itself is not hidden. With few sites it tells much about each."

@@ -1,7 +1,7 @@
 """Experiment trackers follow a server's runs by reading its ledger: none can delay a run or lose a round.
 
 What a tracker has is recorded with the tracker itself. So each round is written once, however often the server or the
-tracker restarts, and rounds that ended while the tracker was away are written later.
+tracker restarts. Rounds that ended while the tracker was away are written later.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class RoundMetrics:
     """The numbers of one round.
 
     Attributes:
-        attempt: the one that published the round's state.
+        attempt: the attempt that published the round's state.
         at: Unix time at which that attempt was closed.
         numbers: by tag, such as `scores/global.accuracy/mean`.
     """

@@ -1,6 +1,6 @@
 """Writes runs to MLflow: to a tracking server, or to a SQLite file.
 
-MLflow deletes no values: a round that was rolled back and made again has two of each metric, of which the later counts.
+MLflow deletes no values. A round that was rolled back and made again has two values of each metric; the later counts.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Who may call what: the caller's certificate is looked up at every call, so that a revocation also stops the calls of
-connections that are already open.
+"""Who may call what.
+
+The server looks the caller's certificate up at every call. So a revocation also stops calls on open connections.
 """
 
 from __future__ import annotations
@@ -57,8 +58,10 @@ PLAINTEXT, NOBODY = Peer("", "plaintext", ""), Peer("", "unknown", "")
 
 
 class AccessRules:
-    """The rules: Federation calls need a site's certificate, name that very site and claim only the roles that its
-    registration grants; Operator calls need an operator's certificate.
+    """The rules of access.
+
+    Federation calls need a site's certificate, name that very site and claim only the roles of its registration.
+    Operator calls need an operator's certificate.
 
     Args:
         certificates: the registered certificates; None: the server speaks plain text and believes what callers say.
@@ -137,7 +140,7 @@ def _check_site_call(row: CertificateRow, request: Any) -> None:
         wanted = " ".join(f"--role {role}" for role in sorted({*row.roles, *foreign}))
         raise DeniedError(
             f"{_describe(row)} is registered as {' and '.join(row.roles)}, not as {' and '.join(sorted(foreign))}; "
-            f"leave that out of the setting `roles`, or have the operator grant it: "
+            f"change the setting `roles`, or ask the operator to grant more roles: "
             f"protofed certs register BUNDLE {wanted}"
         )
 

@@ -27,8 +27,8 @@ SOON_S = 30 * 86_400.0  # before the end of a certificate: the time in which the
 class Certificates:
     """The ledger's certificates, with a copy in memory.
 
-    Every call looks its certificate up, so reading must not wait for the database: any thread may read the copy, and
-    only the ledger's thread registers and revokes.
+    Every call looks its certificate up, so reading must not wait for the database. Any thread may read the copy. Only
+    the ledger's thread registers and revokes.
 
     Args:
         clock: Unix time in seconds.
@@ -71,8 +71,8 @@ class Certificates:
 
         Args:
             where: names the certificate in errors, such as a path.
-            roles: what its holder may be. None: a renewal has those of the name's newest certificate; a site's first
-                certificate is a trainer's; an operator's must be named.
+            roles: what its holder may be. None: a renewal has the roles of the name's newest certificate, and a site's
+                first certificate is a trainer's. An operator's roles must be named.
             renewal: allow that the name has a valid certificate.
 
         Raises:
@@ -150,8 +150,8 @@ class Certificates:
             if self.status(other) in ("valid", "not-yet-valid"):
                 raise ConflictError(
                     f"{row.party} '{row.name}' has a certificate that is valid until {date(other.not_after)} "
-                    f"(fingerprint {other.fingerprint[:16]}); if {row.party} '{row.name}' itself asked for another, "
-                    "register that with --renewal; else do not, and ask who sent it"
+                    f"(fingerprint {other.fingerprint[:16]}). If {row.party} '{row.name}' itself asked for another, "
+                    "register it with --renewal. Otherwise do not register it, and ask who sent it"
                 )
 
     def _default_roles(self, row: CertificateRow, *, renewal: bool) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ class Certificates:
         return (Role.TRAINER.value,)
 
     def _grant(self, row: CertificateRow, roles: tuple[str, ...]) -> CertificateRow:
-        """Give a registered certificate other roles; none: it keeps what it has."""
+        """Give a registered certificate other roles; none: it keeps its roles."""
         if not roles or roles == row.roles:
             return row
         row = replace(row, roles=roles)

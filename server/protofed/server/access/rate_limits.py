@@ -1,7 +1,7 @@
 """Limits on each certificate's calls in flight and calls a second, so that no caller can use up the server.
 
-A budget is how much work of its own kind one site may ask for in an hour or a day, beside the rate of its calls. Each
-number is a multiple of what an honest daemon needs at worst, so that none ever meets it.
+A budget limits how much work of one kind a site may ask for in an hour or a day. It adds to the limit on calls. Each
+number is a multiple of what an honest daemon needs at worst, so no honest daemon meets it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The server halves; importing this package registers all of them: every module in it is imported."""
+"""The server algorithms. Importing this package imports every module in it, and so registers all of them."""
 
 from importlib import import_module
 from pkgutil import iter_modules

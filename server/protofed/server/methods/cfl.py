@@ -44,10 +44,10 @@ def inner_products(model: Payload, updates: Sequence[Payload]) -> Array:
 
 
 def bipartition(similarity: Array, linkage: Linkage) -> list[list[int]]:
-    """The two clusters that are left when of m the two most similar ones are merged, again and again; [m, m].
+    """Merge the two most similar of m clusters, again and again, until two clusters are left; [m, m].
 
-    "single": two clusters are as similar as their nearest members, so the greatest similarity between the two that are
-    left is as small as it can be (Algorithm 1); "complete": as their farthest members.
+    "single": two clusters are as similar as their nearest members. Then the greatest similarity between the last two
+    is as small as it can be (Algorithm 1). "complete": they are as similar as their farthest members.
     """
     parts, near = [[k] for k in range(len(similarity))], np.array(similarity, np.float64)
     np.fill_diagonal(near, -np.inf)

@@ -34,8 +34,8 @@ from protofed.server.methods.mixtures import FACTORS, distribution, mixed, row, 
 class CwFedAvgServer:
     """Class models w_j^G = sum_i q_ij w_i^L; what site i is sent: w_i = sum_j p_ij w_j^G.
 
-    Under secure aggregation it knows neither w_i^L nor p_ij: it has sum_i p_i p_ij w_i^L and sum_i p_i p_ij, and
-    all sites are sent all class models, of which each makes its own w_i.
+    Under secure aggregation the server knows neither w_i^L nor p_ij: it has sum_i p_i p_ij w_i^L and sum_i p_i p_ij. It
+    sends all class models to all sites. Each site makes its own w_i from them.
     """
 
     global_model: ClassVar[bool] = False
@@ -63,7 +63,7 @@ class CwFedAvgServer:
         return {**self._common(state), **mixed(state[Part.CLASS_MODELS], shares @ q)}
 
     def joined(self, state: Payload, update: Update) -> Payload:
-        """With a newcomer's shares, by which its mixture is made; of sums each site makes its own."""
+        """Add a newcomer's shares, from which its mixture is made. From sums each site makes its own mixture."""
         if self._is_of_sums(state):
             return state
         shares = distribution(update.payload[self._shares_part]["shares"])
@@ -104,8 +104,8 @@ class CwFedAvgServer:
         """The model by class, with the sites' true shares; with `layers = "head"` the head by class, and the body."""
         if self.shares != "true":
             raise ConfigError(
-                'cwfedavg with shares = "norms" sends the server an estimate of each site\'s class distribution; with '
-                'federation.secure = true set shares = "true": the true one enters the sum alone, and nobody sees it'
+                'cwfedavg with shares = "norms" sends the server an estimate of each site\'s class distribution. With '
+                'federation.secure = true set shares = "true": the true distribution is then only in the encrypted sum'
             )
         common = (Part.BODY,) if self.layers == "head" else ()
         return SumForm(common, self.weighting, mixtures=self._parts, shares=Part.LABEL_DISTRIBUTION)

@@ -34,8 +34,9 @@ from protofed.server.method import (
 class CwFedAvgPrivateServer:
     """Body and head: FedAvg, for training. Class heads: the mean of the heads of the sites that have the class.
 
-    Every site is sent all of it and mixes the class heads itself, for its own predictions. It tells which classes it
-    has, never how much of each: p_ij would need a secure aggregation, so contributors count alike.
+    Every site gets body, head and all class heads, and mixes the class heads itself, for its own predictions. A site
+    tells which classes it has, never how much of each: p_ij would need a secure aggregation, so contributors count
+    alike.
     """
 
     global_model: ClassVar[bool] = False
@@ -85,5 +86,5 @@ class CwFedAvgPrivateServer:
 
 
 def _replaced(stack: Array, rows: dict[str, Array]) -> Array:
-    """[C, ...] with the rows of these classes."""
+    """[C, ...] with the rows of the given classes."""
     return np.stack([rows.get(str(c), old) for c, old in enumerate(stack)])

@@ -2,8 +2,8 @@
 METHODS §5.11).
 
 A classifier is one matrix [C, E], its gradients are like it: [C, D], or [C, D + 1] with the bias as the last column.
-Everything is computed in float64, in an order that follows from the arguments alone: by `einsum`, for the products of a
-linear algebra library differ in the last digits with the number of its threads, and a round would have other bytes on
+Everything is computed in float64, in an order that follows from the arguments alone, with `einsum`. The products of a
+linear algebra library differ in the last digits with the number of its threads. A round would then have other bytes on
 another machine.
 """
 
@@ -53,12 +53,13 @@ def distances(actual: Array, wanted: Array, features: int) -> tuple[Array, Array
 def matched(features: Array, classes: Array, classifier: Array, wanted: Array, epochs: int, lr: float) -> Array:
     """Features [S, n, D] after so many steps of gradient descent on the sum of `distances`.
 
-    With u = A f for the derivative A by the class's gradient, of which a feature f is an n-th part, the derivative by f
-    is (A^T (p - e_c) + W^T (p u - p <p, u>)) / n: f is in the gradient as a factor, and in the probabilities p.
+    A is the derivative by the class's gradient. A feature f is an n-th part of this gradient. With u = A f, the
+    derivative by f is (A^T (p - e_c) + W^T (p u - p <p, u>)) / n. f is in the gradient as a factor, and in the
+    probabilities p.
 
     Args:
         classes: [S]; classifier: [C, E].
-        wanted: gradients of these classes, [S, C, E].
+        wanted: gradients of the classes, [S, C, E].
     """
     wide, inputs = features.shape[-1], _inputs(features, classifier)
     weights, own, goal = classifier.astype(np.float64), _targets(classes, classifier), wanted.astype(np.float64)
@@ -99,7 +100,7 @@ def _inputs(features: Array, classifier: Array) -> Array:
 
 
 def _targets(classes: Array, classifier: Array) -> Array:
-    """The unit vectors e_c of these classes, [S, 1, C]."""
+    """The unit vectors e_c of the classes, [S, 1, C]."""
     return np.eye(len(classifier))[classes][:, None]
 
 

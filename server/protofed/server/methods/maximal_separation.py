@@ -14,7 +14,7 @@ def maxsep(classes: int, features: int, rng: np.random.Generator) -> Rows:
     """Rows [C, D] of unit norm whose smallest distance is the largest possible, randomly rotated.
 
     Exact for C <= D + 1 (regular simplex), D = 2 (regular polygon) and D + 2 <= C <= 2 D (Rankin: rows of
-    {+-e_i}, smallest distance sqrt(2)); numerically optimised for more classes.
+    {+-e_i}, smallest distance sqrt(2)). For more classes the rows are optimised numerically.
     """
     if classes <= features + 1:
         rows = _simplex(classes, features)

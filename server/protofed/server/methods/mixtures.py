@@ -1,7 +1,7 @@
 """Models as rows of one matrix, and mixtures of them: class models of cwFedAVG as factors (METHODS §3).
 
-A class model is a row of Q [C, R] over R models of sites. Kept like that, a round costs O(R P) in time and memory,
-whatever the number of classes; a class model is made only when someone asks for it. Tensors of a part whose names begin
+A class model is a row of Q [C, R] over R models of sites. Kept like this, a round costs O(R P) in time and memory,
+whatever the number of classes. A class model is made only when someone asks for it. Tensors of a part whose names begin
 with no part of a model are a method's own, and belong to no row.
 """
 

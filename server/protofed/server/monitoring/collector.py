@@ -1,6 +1,6 @@
 """Metrics that are read at each scrape: from memory, and from the ledger over a connection of the collector's own.
 
-A scrape never waits for the coordinator's thread, nor the coordinator for a scrape, so that a slow database or a long
+A scrape never waits for the coordinator's thread, nor the coordinator for a scrape. So a slow database or a long
 aggregation cannot blind the monitoring.
 """
 
@@ -79,7 +79,7 @@ class CollectorSources:
 class StateCollector(Collector):
     """Collects all state at each scrape; scrapes come one at a time.
 
-    Metrics that cannot be read are left out, which is logged once until they can be read again: a gap in one graph is
+    Metrics that cannot be read are left out. This is logged once until they can be read again. A gap in one graph is
     better than a scrape that fails and takes every graph with it.
     """
 
@@ -233,7 +233,7 @@ def _labels(score: str) -> tuple[str, ...]:
 
 
 def _sites(sources: CollectorSources) -> Families:
-    """Sites of which a daemon is enrolled, or is presumed to be after a restart of the server."""
+    """Sites with an enrolled daemon, or one that is presumed to be enrolled after a restart of the server."""
     presence = sources.presence
     ages, now = presence.ages(), time.time()
     work = {site: presence.progress(site) for site in ages}

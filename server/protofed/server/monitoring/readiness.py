@@ -64,7 +64,7 @@ class ServerReadiness:
 
         Args:
             missing: returns what is wrong, or an empty text.
-            blocks_calls: False: without it /readyz fails, but gRPC's health stays SERVING, because calls are still
+            blocks_calls: False: without it /readyz fails, but gRPC's health stays SERVING. Calls are still
                 answered, some of them with "try again later".
         """
         self._requirements.append(_Requirement(name, missing, blocks_calls))
@@ -87,8 +87,9 @@ class ServerReadiness:
 class OnDisk:
     """A requirement that asks a disk, which may never answer: a mount of NFS with `hard` waits for its server for ever.
 
-    One thread asks at a time, however many look, and no further one while it waits; a look that takes longer than
-    `SLOW_S` is not met. A daemon thread, since the process must be able to end without its answer.
+    One thread asks at a time, however many look. While it waits, no other thread asks. If a look takes longer than
+    `SLOW_S`, the requirement is not met. It is a daemon thread, since the process must be able to end without its
+    answer.
 
     Args:
         what: is asked, for the text.

@@ -1,1 +1,1 @@
-"""Messages to people who do not watch: what happened, by webhook and e-mail; nothing of it can delay a round."""
+"""Messages to people who do not watch: what happened, by webhook and e-mail. No message can delay a round."""

@@ -1,6 +1,6 @@
-"""Webhook and e-mail: each sends one message and says what came of it, within `TIMEOUT_S` of silence.
+"""Webhook and e-mail: each sends one message and says whether it arrived, within `TIMEOUT_S` of silence.
 
-Certificates are verified, and a proxy is the one of the settings alone, never the environment's. An error's text has
+Certificates are verified. A proxy comes from the settings only, never from the environment. An error's text has
 neither a secret nor a URL, which may be one.
 """
 
@@ -68,7 +68,9 @@ def open_channels(notify: Notify) -> list[Channel]:
     channels: list[WebhookChannel | EmailChannel] = [*webhooks, *emails]
     for channel in channels:
         if not channel.private:
-            log.warning("messages leave unencrypted: others can read the names of runs and sites", channel=channel.name)
+            log.warning(
+                "messages are sent unencrypted: others can read the names of runs and sites", channel=channel.name
+            )
     return list(channels)
 
 

@@ -1,7 +1,7 @@
 """What is to be told and what was, in memory and in an append-only journal: a restart loses and repeats nothing.
 
-Each message is journalled before it is sent, and after it was. So it is sent at least once: a server that is killed
-between a receiver's answer and the second record sends it again, with the same id.
+Each message is journalled before it is sent, and after it was. So it is sent at least once. If the server is killed
+between a receiver's answer and the second record, it sends the message again, with the same id.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Told:
 class Outbox:
     """The messages that wait for each channel, and what was told; any thread may use it.
 
-    A journal that is damaged is set aside: it must not keep a study's server from starting. One that cannot be written
-    costs only what it is for: messages are sent all the same, and perhaps again after a restart.
+    A damaged journal is renamed: it must not keep a study's server from starting. If the journal cannot be written,
+    messages are sent all the same, and perhaps again after a restart.
 
     Args:
         path: of the journal.

@@ -26,8 +26,8 @@ class Occurrence:
     """Something that people should be told of.
 
     Attributes:
-        key: by which it is known that this was told; the same after a restart. That something is over is known by the
-            key of what was told at first.
+        key: identifies what was told; the same after a restart. The end of something has the key of what was told at
+            first.
         facts: codes, names, times and numbers, from which the message is made.
     """
 
@@ -40,32 +40,32 @@ class Occurrence:
 
 _STALLED: Final[Mapping[str, Words]] = {
     WaitReason.TRAINERS: (
-        "Too few sites are there for another round.",
-        "Ring the missing sites up, or admit those that are excluded.",
+        "Too few sites are there for the next round.",
+        "Contact the missing sites, or re-admit excluded ones with `protofed sites admit SITE`.",
     ),
     WaitReason.REQUIRED_SITES: (
-        "A site without which the recipe lets no round count is not there.",
-        "Ring it up: whether its daemon runs, and what `protofed client doctor` says there.",
+        "A site that the recipe requires in every round is missing.",
+        "Contact the site: does its daemon run, and what does `protofed client doctor` say there?",
     ),
     WaitReason.EVALUATOR: (
-        "No evaluator is there that could refine the model.",
-        "Start the evaluator's daemon, or look what its log says.",
+        "No evaluator is there to refine the model.",
+        "Start the evaluator's daemon, or look at its log.",
     ),
     WaitReason.BACK_OFF: (
-        "Rounds are opened and abandoned again and again, for want of updates.",
-        "Look which sites fail, and why; the run ends as failed when its attempts are used up.",
+        "Rounds are opened and abandoned again and again, because updates are missing.",
+        "Look which sites fail, and why. The run ends as failed when its attempts are used up.",
     ),
     ABANDONED: (
-        "Rounds are opened and abandoned again and again, for want of updates.",
-        "Look which sites fail, and why; the run ends as failed when its attempts are used up.",
+        "Rounds are opened and abandoned again and again, because updates are missing.",
+        "Look which sites fail, and why. The run ends as failed when its attempts are used up.",
     ),
     WaitReason.DISK: (
         "The server's disk is full.",
-        "Make room on it: nothing is lost, and the run goes on by itself.",
+        "Make room on it. Nothing is lost, and the run then goes on by itself.",
     ),
     OVERDUE: (
-        "A round is open past its deadline: the server does not get on, or aggregates for very long.",
-        "Look at the server's log and disk; after a restart with the same state folder it goes on with the same round.",
+        "A round is open past its deadline: the server is stuck, or aggregates for very long.",
+        "Look at the server's log and disk. Restart it with the same state folder: it goes on with the same round.",
     ),
 }
 _STALLED_ALERTS: Final = {
@@ -77,7 +77,8 @@ _ENDED: Final[Mapping[str, tuple[str, str, str]]] = {  # severity, what happened
     RoundOutcome.COMPLETED: (
         "info",
         "It is complete.",
-        "`protofed report {run}` has its scores and what speaks against the model; `protofed export {run}` the model.",
+        "`protofed report {run}` has its scores and the warnings about the model. `protofed export {run}` exports "
+        "the model.",
     ),
     RoundOutcome.FAILED: (
         "critical",
@@ -88,7 +89,7 @@ _ENDED: Final[Mapping[str, tuple[str, str, str]]] = {  # severity, what happened
     RoundOutcome.ABORTED: (
         "warning",
         "An operator aborted it.",
-        "Nothing, if that was meant; `protofed runs show {run}` has who did, and the reason.",
+        "Nothing, if this was meant. `protofed runs show {run}` says who aborted it, and why.",
     ),
 }
 
@@ -146,7 +147,7 @@ def _site_silent(of: Occurrence) -> tuple[str, str, str, str]:
     since = f"Site {of.site} has made no progress for {_duration(of.facts['for_s'])}."
     text = f"{since} Rounds of run {of.run} no longer wait for it."
     todo = (
-        "Ask its IT whether the daemon runs, and what its log says; `protofed client doctor` there finds most causes. "
+        "Ask its IT whether the daemon runs, and what its log says. `protofed client doctor` there finds most causes. "
         f"`protofed sites exclude {of.site}` stops inviting it, and these messages."
     )
     return "warning", f"site {of.site} is silent", text, todo
@@ -163,8 +164,9 @@ def _certificate_ends(of: Occurrence) -> tuple[str, str, str, str]:
     until = f"in {days} days" if isinstance(days, int) and days >= 2 else "within two days"
     text = f"The certificate of {holder} ends {until}, on {of.facts['until']}. From then on its calls are refused."
     todo = (
-        "Renew it while it is valid: `protofed certs request --renew` where its key is, `protofed certs sign "
-        "--server …` at the coordinator, `protofed certs install`; the running process takes it up."
+        "Renew it while it is valid. Run `protofed certs request --renew` where its key is. The coordinator runs "
+        "`protofed certs sign --server …`. Then run `protofed certs install` where the key is; a running process takes "
+        "the new certificate up."
     )
     severity = "critical" if isinstance(days, int) and days < 7 else "warning"
     return severity, f"the certificate of {holder} ends {until}", text, todo
@@ -200,7 +202,7 @@ def _runbook(of: Occurrence) -> str:
 
 
 def _duration(seconds: Fact) -> str:
-    """In the largest unit of which there are at least two."""
+    """A duration in the largest unit that gives at least 2."""
     span = float(seconds) if isinstance(seconds, int | float) else 0.0
     for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
         if span >= 2 * size:

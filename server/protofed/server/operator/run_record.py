@@ -1,6 +1,6 @@
-"""A run's record: all that a report shows of it, as plain JSON, from its ledger and the blobs that are still kept.
+"""A run's record: all that a report shows, as plain JSON, from its ledger and the blobs that are still kept.
 
-`Overview` is one run summed up for tables, logs and reports, from its ledger alone.
+`Overview` is one run in short, for tables, logs and reports, from its ledger alone.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def similarity(rounds: Sequence[RoundRow], blobs: BlobReader, classes: int) -> d
 def norms(used: UsedUpdates, rounds: Sequence[RoundRow], blobs: BlobReader, classes: int) -> dict[str, Any]:
     """Euclidean norms by class, {site: [classes]}, in the newest round whose updates are kept.
 
-    They are norms of the head's rows if sites sent a head, else of their prototypes; None for a class that a site sent
-    nothing of.
+    They are norms of the head's rows if sites sent a head, else of their prototypes. If a site sent nothing for a
+    class, the norm is None.
     """
     for row in reversed(rounds):
         if row.round == 0 or row.rolled_back:

@@ -46,13 +46,13 @@ class Verified:
 def verify_round(records: LedgerReader, blobs: Blobs, run: str, round: int, attempt: int) -> Verified:
     """Recompute the state of a published round from the state before it and the updates that it used.
 
-    The ledger has times, and no order, of attempts that were rolled back and of groups of sites; the server's clock may
-    have been set back. So what the times say is tried first, and then what else it may have been: bytes that come out
-    again were made so.
+    For attempts that were rolled back, and for groups of sites, the ledger has times, but no order. The server's clock
+    may have been set back. So the order of the times is tried first, and then other orders. If one gives the same
+    bytes, the state was made in this order.
 
     Raises:
         ConfigError: there is no such round, it published nothing, or this version cannot read its recipe.
-        OutOfSpaceError: handles or memory do not suffice to read a blob now, which says nothing of it.
+        OutOfSpaceError: handles or memory do not suffice to read a blob now; this says nothing about the state.
     """
     run_row = records.run(run)
     rows = records.rounds(run, rolled_back=True)

@@ -1,6 +1,6 @@
 """What one server's runs share: ledger, blobs, presence, clock, worker, metrics; and what each run is made from.
 
-`open_server` is the one assembly, which opens all of it in order; daemon, simulations and tests have it from there.
+`open_server` is the one assembly and opens all parts in order. Daemon, simulations and tests use it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RunJob(Protocol):
     """Runs a job on a worker thread (or inline), then `done` with its result on the coordinator's thread."""
 
     def __call__(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Run `job`; an exception of it is a defect, jobs return theirs."""
+        """Run `job`. If it raises an exception, that is a defect: jobs return their errors."""
 
 
 def inline(job: Callable[[], Any], done: Callable[[Any], None]) -> None:
@@ -46,7 +46,7 @@ class ServerContext:
     Attributes:
         clock: seconds, monotonic; stands still in a simulation.
         work: runs aggregations.
-        notify: wakes the long polls of these sites, which have something to fetch now; None: of all.
+        notify: wakes the long polls of the given sites, which have something to fetch now; None: of all.
         keep_rounds: rounds behind the newest whose blobs are kept; 0: all.
         reader: the ledger on connections of its own, for what reads long on other threads than the coordinator's; None:
             it lives in memory, and `ledger` does.
@@ -127,7 +127,7 @@ def open_server(
     metrics: ServerMetrics | None = None,
     simulated: bool = False,
 ) -> ServerContext:
-    """Lock the state folder, open its ledger, journal and blobs; all of it is closed with `opened`.
+    """Lock the state folder, open its ledger, journal and blobs; all are closed with `opened`.
 
     Args:
         state: of this process alone; None: everything lives in memory.

@@ -98,9 +98,9 @@ class SitePresence:
     def seen(self, site: SiteId, instance: str, mark: Hashable = None) -> None:
         """Record a daemon's call. May be called from any thread.
 
-        With a mark it counts as alive only while the mark changes or itself reports progress: a daemon whose training
-        hangs goes on beating, and must not be waited for. So it is with a daemon that is presumed: in a fit from before
-        a restart it calls for hours only by heartbeats, and enrolls when it asks for something.
+        With a mark the daemon counts as alive only while the mark changes or itself reports progress. A daemon whose
+        training hangs goes on beating, and no round may wait for it. The same holds for a presumed daemon. In a fit
+        from before a restart it sends only heartbeats for hours, and enrolls when it asks for something.
 
         Raises:
             ExcludedError: the operator keeps the site out.
@@ -314,7 +314,7 @@ class Invitations:
     """A run's open invitations: which site has which task, until it answers or the round closes; one for a site.
 
     Args:
-        notify: wakes the long polls of these sites.
+        notify: wakes the long polls of the given sites.
     """
 
     def __init__(
@@ -357,7 +357,7 @@ class Invitations:
         del self._open[row.site]
 
     def clear(self) -> dict[SiteId, str]:
-        """Close all; by site that has not answered, what is known of it in words.
+        """Close all; by site that has not answered, what is known about the site in words.
 
         Called again before others are sent, it says the same: a full disk may have kept the first answer from the
         ledger.
@@ -382,7 +382,7 @@ class Invitations:
             bases: what each site is to fetch, digest and bytes; nothing for a site that is not in it.
 
         A crash in between leaves blobs that no task names (swept at the next start), or tasks that sites find when they
-        ask; never a task whose model is missing.
+        ask. It never leaves a task whose model is missing.
         """
         reach("broadcast-stored")
         rows = []

@@ -54,15 +54,15 @@ FEW_SITES = 100
 class RunQueue:
     """The current run, those that wait for it, and those that have ended.
 
-    After a restart a run continues from the ledger. One that cannot (its state is damaged, its method unknown to this
-    version) ends FAILED with the reason, so that the runs behind it are not blocked for ever.
+    After a restart a run continues from the ledger. If it cannot (its state is damaged, or its method unknown to this
+    version), it ends FAILED with the reason. So the runs behind it are not blocked for ever.
 
     Args:
         recipes: runs to queue, if the ledger does not know them yet; all are checked before the first one begins.
 
     Raises:
         ConfigError: two recipes of one name, or a recipe that cannot be used.
-        StateError: the ledger holds a run of that name with another recipe, or disk, memory or file handles do not
+        StateError: the ledger holds a run of that name with another recipe. Or disk, memory or file handles do not
             suffice to take a run up.
     """
 
@@ -199,7 +199,7 @@ class RunQueue:
         return Assignment(current.name, recipe.wire(), self._context.keep_rounds, recipe.preprocessing_digest(), cohort)
 
     def _lacks_partners(self, site: SiteId, run: Run) -> bool:
-        """Whether a trainer's update of a run could be summed with nobody's: its people confirmed another list."""
+        """Whether a trainer's update could be aggregated with nobody's: its people confirmed another list."""
         trains = Role.TRAINER in self._context.presence.roles(site)
         return run.recipe.federation.secure and trains and not self.partners.admits(site)
 
@@ -262,7 +262,7 @@ class RunQueue:
         return current is not None and current.name == run and current.invitations.may_fetch(site, address)
 
     def named(self, among: Collection[Digest]) -> set[Digest]:
-        """Those of these digests whose blobs a row of the ledger names."""
+        """The given digests whose blobs a row of the ledger names."""
         return self._ledger.named(among)
 
     def intake(self, run: str) -> Intake:
@@ -383,8 +383,8 @@ class RunQueue:
         """Continue a run from its ledger rows, or end it FAILED; True if it continues.
 
         Raises:
-            OutOfSpaceError, DiskFailureError: the fault is this machine's, and nothing is recorded of the run: the
-                server ends, and its next start takes the run up.
+            OutOfSpaceError, DiskFailureError: this machine's fault; nothing is recorded about the run. The server ends,
+                and its next start takes the run up.
         """
         self._reportable.add(row.run)
         try:

@@ -1,4 +1,4 @@
-"""One run, read from top to bottom: what happens, what the pure machine makes of it, what is done, what comes of that.
+"""One run, read from top to bottom: what happens, what the pure machine decides, what is done, what follows.
 
     sites' calls (`intake`), the timer, the operator ──▶ events ──▶ advance(rules, phase, event) ──▶ phase, effects
                                                           ▲                                             │
@@ -8,8 +8,8 @@ Every change of the phase goes through `handle`. Effects are performed in the or
 blobs first, the ledger second, sites last. Whoever performs one returns the events that follow; an aggregation, which
 is computed on another thread, comes back as the event `Computed`.
 
-All methods but those that say otherwise are called from one thread at a time (the server's coordinator thread, a
-simulation's only one); aggregation alone runs elsewhere, through `ServerContext.work`. So no method here takes a lock.
+One thread at a time calls the methods, unless a method says otherwise: the server's coordinator thread, or a
+simulation's only one. Only aggregation runs elsewhere, through `ServerContext.work`. So no method here takes a lock.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Run:
         refinements: None: no evaluator makes its states.
 
     Raises:
-        ConfigError: the recipe names an unknown method or option, has `min_contributors` for simulations only, or is
-            judged by a score of a global model that its method does not have.
+        ConfigError: the recipe names an unknown method or option, or has `min_contributors` for simulations only. Or a
+            score of a global model judges it, and its method has no global model.
         StateError: the ledger holds another run of this name, or a state that cannot be read.
     """
 
@@ -269,7 +269,7 @@ class Run:
         self._context.notify(None)
 
     def _wait_for_space(self, before: phases.Phase, event: phases.Event, error: OutOfSpaceError) -> None:
-        """Go back to the phase before an event of which not all effects could be recorded."""
+        """Go back to the phase before an event whose effects could not all be recorded."""
         after, self.phase = self.phase, before
         if isinstance(event, phases.Stop):
             if (row := self._ledger.run(self.name)) is not None and row.outcome is not None:
@@ -349,7 +349,7 @@ class Run:
         return frozenset(update.task.site for update in updates if update.counts)
 
     def taken(self, arrivals: Sequence[phases.Arrived]) -> int:
-        """How many of these updates arrive before anything follows from one; that one is counted, too."""
+        """How many of the updates arrive until something follows from one, with that one."""
         phase = self.phase
         for number, event in enumerate(arrivals, 1):
             phase, effects = advance(self._rules, phase, event)
@@ -423,8 +423,8 @@ class Run:
         is_open = isinstance(self.phase, phases.Summing | phases.Aggregating)
         if rules.secure and (is_open or self.waits_for_space):
             raise ConflictError(
-                f"run '{self.name}' has a secure aggregation open, and its groups must stay to its end; pause "
-                f"the run, and try again when it is over (each step takes {rules.sum_step_s:.0f} s at most)"
+                f"run '{self.name}' has a secure aggregation open, and its groups cannot change before its end. Pause "
+                f"the run, and try again after the aggregation (each step takes {rules.sum_step_s:.0f} s at most)"
             )
 
     def regrouped(self) -> None:
@@ -451,7 +451,7 @@ class Run:
 
     @property
     def waits_for_space(self) -> bool:
-        """Whether it is decided how the run goes on, and the ledger may have half of it. Asked from any thread."""
+        """Whether it is decided how the run goes on, and the ledger may lack a part. Asked from any thread."""
         return self._full is not None
 
     @property

@@ -1,18 +1,18 @@
 """The server's audit log: a record of each call and its answer, durable before the answer is sent.
 
-The chunks of a transfer share one record, which names the digest of the whole. It is written with the next other call
-of the same site that has a record, so before the receipt of an update, or within two minutes.
+The chunks of a transfer share one record, which names the digest of the whole. The record is written with the site's
+next other call that has a record. So it is written before the receipt of an update, or within two minutes.
 
-Calls that arrive while one group of records is written form the next group and share its fsync; hashing and writing
-run on a thread of their own. Memory is bounded by the calls in flight, since each waits for its record.
+Calls that arrive while one group of records is written form the next group and share its fsync. Hashing and writing run
+on their own thread. Memory is bounded by the calls in flight, since each waits for its record.
 
-Health checks are not recorded: they carry nothing, and come every few seconds from whatever monitors the server. What a
-caller does above its budget of lines is counted (`LineBudget`): one record a minute has the numbers; so are the calls
-of a site that has nothing to do, or takes no tasks at present, one record an hour. A kill loses the counts since, and
-the chunks that no record names yet.
+Health checks are not recorded: they carry nothing, and come every few seconds from whatever monitors the server. If a
+caller exceeds its budget of lines, its calls are counted (`LineBudget`), and one record a minute has the numbers. Calls
+of a site that has nothing to do, or takes no tasks at present, are counted in one record an hour. A kill loses the
+counts since the last record, and the chunks that no record names yet.
 
-So no caller can fill the disk: whatever it does above `DAY_BYTES` of lines a day is counted. Always written are
-accepted updates and an operator's calls that succeeded: these are few, or made by who keeps the log.
+So no caller can fill the disk: calls above `DAY_BYTES` of lines a day are counted. Accepted updates and successful
+calls of an operator are always written: they are few, or come from the party that keeps the log.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class LineBudget:
         return due
 
     def take_transfers(self, callers: Collection[Caller], older_than_s: float = EVERY_S) -> list[ChunkTransfer]:
-        """The transfers of these callers, and those that are due."""
+        """The transfers of the given callers, and all that are due."""
         now = self._clock()
         due = [of for of in self._transfers.values() if of.caller in callers or now - of.since >= older_than_s]
         for transfer in due:
@@ -392,7 +392,7 @@ class ServerAudit:
         return self._journal.newest
 
     def check(self) -> None:
-        """Check that the log on the disk is the one that is open.
+        """Check that the log on the disk is the open log.
 
         Raises:
             DiskFailureError: it was moved, removed or replaced.
@@ -410,7 +410,7 @@ class ServerAudit:
         self._journal.close()
 
     def _write_counts_later(self) -> None:
-        """Have those that are due written every `EVERY_S`, also if no call comes meanwhile."""
+        """Have due transfers written every `EVERY_S`, also if no call comes meanwhile."""
         loop = asyncio.get_running_loop()
         if self._timer is None or self._timer.when() < loop.time():
             self._timer = loop.call_later(EVERY_S, self._begin_counts)

@@ -1,8 +1,8 @@
 """The server's TLS, and which connections stay open, so that no caller holds them all.
 
-gRPC limits all connections together and closes idle ones after minutes, whoever has them; it does not let Python refuse
-or close a single one. So the sockets of the server's port are looked up among this process's descriptors, and those
-that have to go are shut down, upon which gRPC closes them.
+gRPC limits all connections together, and closes idle ones after minutes. It does not let Python refuse or close a
+single one. So this module looks the sockets of the server's port up among this process's descriptors. It shuts down
+those that have to go, and gRPC then closes them.
 
 TLS is by the server's own identity and the CAs whose client certificates it accepts; every client needs one.
 """

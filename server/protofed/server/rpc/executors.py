@@ -4,9 +4,9 @@ Commits of several sites are recorded together: those that come while one group 
 shares the sync of the blobs' folder, a transaction of the ledger and the sync of its journal; each call is answered
 after all three. A commit that comes alone waits for nobody.
 
-An upload becomes a blob here, directly before its row is written, and by a second name of its file: a server that dies
-in between has the upload still. One that cannot count any more never becomes a blob, and one that in the end does not
-count is none for long: its site may try again, and nobody else would ever remove the blob.
+An upload becomes a blob here, directly before its row is written, with a second name for its file. If the server dies
+in between, it still has the upload. An upload that cannot count any more never becomes a blob. If an upload does not
+count in the end, its blob is soon removed: the site may try again, and nobody else would ever remove the blob.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ log = structlog.get_logger()
 
 
 class Executors:
-    """Threads for blocking work, all of which stays off the event loop.
+    """Threads for blocking work, which stays off the event loop.
 
     Attributes:
         control: the coordinator's only thread, so that its state needs no locks.
         transfer: sites' chunks, examination of updates.
-        operators: their downloads and verifications, each of which may take as long as an aggregation.
+        operators: their downloads and verifications; each may take as long as an aggregation.
         work: aggregation, one at a time.
     """
 
@@ -70,7 +70,7 @@ class TaskNotifier:
         self._loop = loop
 
     def notify(self, sites: Iterable[SiteId] | None) -> None:
-        """Wake the calls of these sites (None: all); called from any thread."""
+        """Wake the calls of the given sites (None: all); called from any thread."""
         if self._loop is not None:
             # asyncio.Event is not thread-safe, so it is set on the loop's thread.
             self._loop.call_soon_threadsafe(self._set, None if sites is None else list(sites))

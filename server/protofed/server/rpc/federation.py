@@ -1,7 +1,7 @@
 """gRPC service `Federation`: what sites call.
 
-Nothing heavy runs on the event loop, since gRPC's keepalive cannot see a blocked loop: the coordinator runs on one
-thread (`control`), chunks are read and written on others (`transfer`), and aggregation has its own (`work`).
+Nothing heavy runs on the event loop, since gRPC's keepalive cannot see a blocked loop. The coordinator runs on one
+thread (`control`). Chunks are read and written on others (`transfer`), and aggregation has its own (`work`).
 
 An answer to GetChunk is made once for all sites: a cohort fetches the same model at about the same time. Whole uploads
 are examined a few at a time, and each once, however often its commit is tried.
@@ -130,7 +130,7 @@ class ChunkReplies:
         return wire.pack_chunk(index, data)
 
     def _forget_rotten(self) -> None:
-        """Forget all, which costs a read each, if any of it may have been read of a rotten blob."""
+        """Forget all, which costs a read each, if some may come from a damaged blob."""
         if self._repairs != self._blobs.repairs:
             self._repairs = self._blobs.repairs
             self._replies.clear()
@@ -164,8 +164,8 @@ class _Examination:
 class Examinations:
     """Used on the event loop only.
 
-    A site's call waits 30 s. Behind a large cohort, or for a large model, that is too short: the site calls again, and
-    finds the examination that its first call began, in the same place of the queue, or its result.
+    A site's call waits 30 s. Behind a large cohort, or for a large model, this is too short. The site then calls again.
+    It finds the examination of its first call in the same place of the queue, or its result.
     """
 
     def __init__(self, threads: Executor) -> None:
@@ -194,7 +194,7 @@ class Examinations:
         self._known.pop(upload, None)
 
     def forget_but(self, uploads: Container[Upload]) -> None:
-        """Keep nothing but what is known of these uploads."""
+        """Keep only what is known about the given uploads."""
         self._known = {upload: known for upload, known in self._known.items() if upload in uploads}
 
     async def _in_turn(self, begin: Callable[[], None], examine: Callable[[], Examined]) -> Examined:
@@ -397,7 +397,7 @@ class FederationService(rpc.FederationServicer):
         self._forget()
 
     def _make_room(self, upload: Upload, total: int) -> Collection[int]:
-        """Begin an upload; the chunks of it that are there."""
+        """Begin an upload; the chunks that are there."""
         if self._memory.short():
             raise OverQuotaError("the server is short of memory; try again later", retry_after_s=MEMORY_RETRY_S)
         self._blobs.uploads.drop_but(upload.site, upload.task_id)  # a site has one open invitation at a time

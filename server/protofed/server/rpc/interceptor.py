@@ -114,7 +114,7 @@ class _ServedCall:
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Every call passes here. Of an unexpected error the peer gets an incident's number, never the text.
+    """Every call passes here. After an unexpected error the peer gets an incident's number, never the text.
 
     Without it gRPC sends the text of any exception of a handler to the peer.
 
@@ -149,8 +149,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[Any, Any]:
         """Serve every unary call as a stream of requests.
 
-        gRPC reads and parses a unary request before the handler runs; a stream's is read when we ask for it, after the
-        caller's limits were checked.
+        gRPC reads and parses a unary request before the handler runs. It reads a stream's request when we ask for it,
+        after the check of the caller's limits.
         """
         handler = await continuation(handler_call_details)
         path, _, name = handler_call_details.method.rpartition("/")

@@ -53,7 +53,7 @@ class Watchdog(threading.Thread):
     Create it on the loop's thread.
 
     Attributes:
-        lag_s: seconds by which the newest beat was late, or is late so far.
+        lag_s: delay of the newest beat in seconds, so far.
         blocked: the newest beat was later than `TOLERATED_S`.
     """
 
@@ -288,7 +288,7 @@ def why_not(listen: str) -> str:
 def room(connections: int) -> int:
     """How many connections this process has file descriptors for, at most `connections`.
 
-    Raises the process's soft limit as far as the hard limit allows: without a descriptor gRPC cannot accept, and a
+    Raises the process's soft limit as far as the hard limit allows. Without a descriptor gRPC cannot accept, and a
     flood of silent connections would shut sites out.
 
     Raises:

@@ -99,7 +99,7 @@ class Quota:
 
 @dataclass(frozen=True)
 class Upload:
-    """A site's try to hand in one update; the same again finds the chunks that are there."""
+    """A site's try to send one update; another try finds the chunks that are there."""
 
     site: SiteId
     task_id: str  # of the invitation
@@ -334,8 +334,8 @@ class FolderBlobs:
     def seal(self, upload: Upload) -> None:
         """Turn a checked upload into a blob, durable after the next `sync`.
 
-        The upload stays until it is dropped, which is after the blob has its row: a server that dies in between sweeps
-        the blob, and the site finds its chunks.
+        The upload stays until it is dropped, after the blob has its row. If the server dies in between, it sweeps the
+        blob, and the site finds its chunks.
 
         Raises:
             IncompleteUploadError: it was not checked since it was started, or is gone.
@@ -370,7 +370,7 @@ def open_blobs(state: Path, elsewhere: Path | None, ledger: LedgerReader, held: 
         elsewhere: a folder outside of the state folder, which then leads there; None: as it was before.
 
     Raises:
-        StateError: the folder is not there, another server's, or not the one that this ledger's blobs are in.
+        StateError: the folder is not there, is another server's, or does not hold this ledger's blobs.
     """
     folder = state / BLOBS
     if elsewhere is None and not folder.is_symlink():

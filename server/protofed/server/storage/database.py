@@ -178,7 +178,7 @@ def check(connection: Connection) -> None:
 
 
 def backup_path(file: Path) -> Path:
-    """Where the ledger is kept as it was before this software made a newer version of it."""
+    """Where the old ledger is kept after this software converted it to a newer version."""
     return file.with_name(f"{file.name}.before-{NEWEST}")
 
 
@@ -313,8 +313,8 @@ def _mark(connection: Connection, version: str) -> None:
 def _hold(engine: Engine) -> None:
     """Keep the ledger for this process, until the engine is disposed or the process dies.
 
-    The lock belongs to a session of its own. Each transaction makes sure that the session still has it: a server whose
-    session was cut must not write beside another one that has taken over, nor answer for long.
+    The lock belongs to a session of its own. Each transaction makes sure that the session still has it. A server whose
+    session was cut must not write beside another server that has taken over, nor answer for long.
 
     Transactions that write take turns.
 

@@ -1,4 +1,4 @@
-"""The ledger: what the server has promised and decided, durable before anyone is told. State is a function of it."""
+"""The ledger: what the server has promised and decided, durable before anyone is told. State follows from it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Chain(Protocol):
 
 
 class Ledger(LedgerReader):
-    """SQLite (or another database by URL) through SQLAlchemy Core; the one that writes.
+    """SQLite (or another database by URL) through SQLAlchemy Core, for writing.
 
     Raises:
         StateError: from every method: the database is damaged, locked, of another version or out of space.
@@ -103,7 +103,7 @@ class Ledger(LedgerReader):
         return not self._behind
 
     def settle_promises(self) -> None:
-        """Write what the journal lacks, before anybody is told of it again.
+        """Write what the journal lacks, before anybody is told again.
 
         Raises:
             StateError: the journal cannot be written.
@@ -193,7 +193,7 @@ class Ledger(LedgerReader):
         self._promise("paused" if paused else "resumed", run=run)
 
     def end_run(self, run: str, reason: str, outcome: RoundOutcome) -> None:
-        """Write down how a run ended; what was open of it is late."""
+        """Write down how a run ended; open invitations become late."""
         values = {"ended_at": time.time(), "outcome": outcome, "reason": reason}
         silent = (db.tasks.c.run == run) & db.tasks.c.task_status.in_(OPEN)
         with self._write() as connection:
@@ -323,8 +323,8 @@ class Ledger(LedgerReader):
 
         Args:
             status: of invitations that are still open.
-            silent: by their sites, what is known of them.
-            groups: of the sum's sites; those that are not known yet are kept, of sites alone excepted.
+            silent: by their sites, what is known about them.
+            groups: of the sum's sites. New groups are kept, unless they have one site.
         """
         first = tasks[0]
         of_sum = {**_attempt(first.run, first.round, first.attempt), "of_sum_of": first.sum_of}
@@ -335,7 +335,7 @@ class Ledger(LedgerReader):
             _keep_groups(connection, groups)
 
     def keep_groups(self, groups: Groups) -> None:
-        """Write down the groups of a simulation's sum: those that are not known yet, of sites alone excepted."""
+        """Write down the new groups of a simulation's sum, without groups of one site."""
         with self._write() as connection:
             _keep_groups(connection, groups)
 
@@ -387,7 +387,7 @@ class Ledger(LedgerReader):
         """Write down what the sum of the sites' own scores says, in place of what is known of them.
 
         Args:
-            names: those that may be summed: of single sites none of them stays.
+            names: scores that may be aggregated. No such score of a single site stays.
         """
         of_attempt = {"run": run, "round": round, "attempt": attempt}
         aggregated, known = (
@@ -437,7 +437,7 @@ def _close_tasks(
 
 
 def _keep_groups(connection: Connection, groups: Groups) -> None:
-    """Write down those that are not known yet, of sites alone excepted."""
+    """Write down new groups, without groups of one site."""
     current = select(db.sum_groups.c.site).where(db.sum_groups.c.dissolved_at.is_(None))
     known, at = set(connection.execute(current).scalars()), time.time()
     new = [group for group in groups if len(group) > 1 and known.isdisjoint(group)]

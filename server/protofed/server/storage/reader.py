@@ -301,7 +301,7 @@ class LedgerReader:
         return _update(rows[0], task) if rows else None
 
     def judged(self, task: TaskRow, digest: Digest) -> UpdateRow | None:
-        """The newest verdict on an update of these bytes for an invitation, if there is one."""
+        """The newest verdict on an update with such bytes for an invitation, if there is one."""
         rows = self._read(_JUDGED, of_task_id=task.task_id, of_digest=digest)
         return _update(rows[0], task) if rows else None
 
@@ -322,7 +322,7 @@ class LedgerReader:
         return rows[0].weight if rows else None
 
     def standing_rounds(self, run: str) -> dict[SiteId, int]:
-        """By site, the newest round in which an update of it stands.
+        """By site, the newest round in which its update stands.
 
         I.e. it was accepted for an attempt that published a state, and the run did not go back behind that.
         """
@@ -381,7 +381,7 @@ class LedgerReader:
         return self._read(named, of_run=run, **_span(round), names=sorted(names))
 
     def contributors(self, run: str, rounds: range) -> frozenset[SiteId]:
-        """The sites of which an update of these rounds was accepted."""
+        """The sites whose update was accepted in one of the rounds."""
         updates = db.updates.c
         query = select(updates.site).where(updates.run == run, updates.verdict == Verdict.ACCEPTED).distinct()
         rows = self._read(query.where(updates.round >= rounds.start, updates.round < rounds.stop))
@@ -404,10 +404,11 @@ class LedgerReader:
         return {Digest(row[0]) for query in queries for row in self._read(query)}
 
     def referenced(self, run: str, since: int, former: Collection[int] = ()) -> tuple[dict[Digest, bool], set[Digest]]:
-        """Digests that rounds before `since` name, each with whether it is a state, and those that are needed.
+        """Digests that rounds before `since` name, each with whether it is a state, and the needed digests.
 
-        Needed are those that later rounds name, the state that round `since` was made from, without which it could not
-        be verified, and the newest state of every other run: runs of one seed begin with the same bytes.
+        Needed are digests that later rounds name, and the state that round `since` was made from, because its
+        verification needs this state. The newest state of every other run is needed, too: runs of one seed begin with
+        the same bytes.
 
         Args:
             former: rounds before `since` that were kept longer than others, as `find_made` says.
@@ -427,7 +428,7 @@ class LedgerReader:
         return {Digest(row.digest) for row in self._read(_MADE_OF, of_run=run, of_round=round)}
 
     def sharing(self, run: str, states: Collection[Digest]) -> list[str]:
-        """The other runs that published one of these states, too."""
+        """The other runs that published one of the states, too."""
         return sorted({row.run for row in self._read(_SHARING, run=run, states=sorted(states))})
 
     def _read(self, query: Any, **values: Any) -> Sequence[Row[Any]]:

@@ -56,8 +56,8 @@ def open_journal(path: Path, ledger: LedgerReader, *, give_up: bool) -> Journal:
         promised = _promised(path)
     if adopted := sorted(sealed - promised.keys()):
         log.warning(
-            "the journal lacked promises that the ledger has: a server that was killed leaves a few; of many see "
-            "the runbook on a journal that was changed",
+            "the journal lacked promises that the ledger has; a few are usual after the server was killed; if there "
+            "are many, see the runbook on a journal that was changed",
             promises=len(adopted),
         )
     _note(journal, ADOPTED, adopted)
@@ -71,7 +71,7 @@ def check_promises(path: Path, sealed: Set[str]) -> dict[str, str]:
         kept: what the ledger has, as of `LedgerReader.sealed`.
 
     Raises:
-        LostPromisesError: the ledger lacks some of it.
+        LostPromisesError: the ledger lacks a promise.
         StateError: the journal was tampered with.
     """
     promised = _promised(path)

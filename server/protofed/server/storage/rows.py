@@ -18,11 +18,10 @@ OPEN = ("invited", "started")  # statuses of invitations that a site may still a
 
 @dataclass(frozen=True)
 class TaskRow:
-    """One invitation and what became of it; `sum_of` says what is summed, of secure aggregation.
+    """One invitation and what became of it; `sum_of` says what a secure aggregation is over.
 
-    `task_status`: invited, started, reported; failed (it said so), late, not-needed; rejected: it reported, and its
-    update was
-    left out. `reason` explains the last four.
+    `task_status`: invited, started, reported, failed (the site said so), late, not-needed, or rejected (the site
+    reported, and its update was rejected). `reason` explains the last four.
     """
 
     task_id: str
@@ -91,7 +90,7 @@ class UpdateRow:
         return self.is_accepted and self.rejected is None
 
     def receipt(self) -> Receipt:
-        """The receipt of this row; its record_hash commits the server to all of it."""
+        """The receipt of this row; its record_hash commits the server to the whole row."""
         facts = [
             self.task.run,
             self.task.round,

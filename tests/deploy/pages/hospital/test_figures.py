@@ -149,7 +149,7 @@ def test_scores_that_left_are_filled_half_in_an_aggregation_and_those_that_staye
     assert filled == {1: False, 2: True, 3: False}
     majority = [line for line in axes.lines if set(ys(line)) == {62.5}]
     assert len(majority) == 1
-    for part in ("1.0% in round 1", "3.0% in round 3", "1 of 3 left", "62.5%"):
+    for part in ("1.0% in round 1", "3.0% in round 3", "1 of 3 sent", "62.5%"):
         assert part in sketch.description
     assert figures.scores_sketch(table(3, {}, "train.own"), {}) is None
     sketch = figures.scores_sketch(table(3, {2: {name}}, name, aggregated={1: {name}}), {})
@@ -157,7 +157,7 @@ def test_scores_that_left_are_filled_half_in_an_aggregation_and_those_that_staye
     (axes,) = sketch.draw(WIDE).axes
     styles = {xs(line)[0]: line.get_fillstyle() for line in axes.lines if len(xs(line)) == 1}
     assert styles == {1: "bottom", 2: "full", 3: "full"}
-    assert "1 of 3 left, 1 of 3 left in a secure aggregation" in sketch.description
+    assert "1 of 3 sent, 1 of 3 sent in a secure aggregation" in sketch.description
 
 
 def test_of_many_rounds_all_are_on_the_line_and_some_have_marks() -> None:

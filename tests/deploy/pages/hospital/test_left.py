@@ -1,4 +1,4 @@
-"""What has left a site, as its page says it: a sentence and a line a round, made from the audit log's records."""
+"""What a site has sent, as its page says it: a sentence and a line a round, made from the audit log's records."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_three_rounds_of_secure_aggregation_are_a_sentence_and_three_lines_made_
         for number in (3, 2, 1)
     ]
     since = stamp(next(record.at for record in read if record.event == "sent"))
-    assert sentence.startswith(f"Since {since} UTC, 3.0 kB in 3 rounds of 1 run have left this site, to hub:8443: ")
+    assert sentence.startswith(f"Since {since} UTC, this site has sent 3.0 kB in 3 rounds of 1 run to hub:8443: ")
     assert sentence.endswith(
         "3 updates in a secure aggregation, scores in a secure aggregation of 3 rounds; 3 rounds had noise."
     )
@@ -119,7 +119,7 @@ def test_a_line_says_what_left_alone_what_in_a_sum_and_what_the_policy_kept(stat
     assert "in 3 rounds of 2 runs" in summary(lines)
     assert summary(lines).endswith("; the policy kept back 2 items.")
     assert summary([line for line in lines if line.run == "other"]) == (
-        "Nothing has left this site, and the policy kept back 1 item."
+        "This site has sent nothing, and the policy kept back 1 item."
     )
     assert summary([]) == ""
 
@@ -184,8 +184,8 @@ def test_what_an_archive_has_is_said_to_be_missing_and_never_that_nothing_left(t
     assert "in an archive" not in Browser(client_page(state)).get("/left")
     archive(state / AUDIT, tmp_path / "archive", visible=False)
     text = Browser(client_page(state)).get("/left")
-    assert "files are in an archive: what left by them is not listed here" in text
-    assert "No update and no score has left" not in text
+    assert "files are in an archive: this list lacks" in text
+    assert "has sent no update" not in text
 
 
 def test_items_that_are_no_longer_listed_are_counted(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:

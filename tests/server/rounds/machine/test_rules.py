@@ -171,8 +171,8 @@ def test_groups_of_fewer_sites_than_a_run_asks_for_are_not_aggregated_and_who_is
         "ab", "its group is of 3 sites, and the run's are of 4 or more"
     )
     assert left_out((("a", "b", "c"),), set("abx"), 3) == {
-        "a": "waits for c: its group is summed together, or not at all",
-        "b": "waits for c: its group is summed together, or not at all",
+        "a": "waits for c: its group is aggregated as a whole, or not at all",
+        "b": "waits for c: its group is aggregated as a whole, or not at all",
         "x": "waits for 2 more new sites: its sums are over groups of 3",
     }
     assert left_out((), set("xy"), 3)["x"] == "waits for 1 more new site: its sums are over groups of 3"

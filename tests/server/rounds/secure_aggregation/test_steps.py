@@ -480,7 +480,7 @@ def test_a_site_that_does_not_report_leaves_its_group_out_and_the_round_counts_o
     assert run.asked() == dict.fromkeys(second, TaskKind.SHARE)
     assert told(run, second[0]) == (second,)
     assert statuses(run, 2, first[1:]) == {
-        ("rejected", f"waits for {lost}: its group is summed together, or not at all")
+        ("rejected", f"waits for {lost}: its group is aggregated as a whole, or not at all")
     }
     run.finish(2)
     assert run.published(2) == digest(run.state_of(second))
@@ -614,7 +614,7 @@ def test_no_group_is_dissolved_while_a_sum_is_open() -> None:
     run = run_of(3)
     run.lab.run.check_regrouping()
     run.go_to(TaskKind.SHARE)
-    with pytest.raises(ConflictError, match="pause the run"):
+    with pytest.raises(ConflictError, match="Pause the run"):
         run.lab.run.check_regrouping()
     run.finish()
     run.lab.run.check_regrouping()

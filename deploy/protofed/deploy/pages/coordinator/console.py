@@ -147,7 +147,7 @@ def console(operator: Operator, server: str, identity: Path | None, ca: Path | N
 
 
 def _who(identity: Path | None) -> str:
-    """The name by which the server's audit has the orders of this page."""
+    """The name under which the server's audit log records the orders of this page."""
     if identity is None:
         return "without a certificate, in plain text,"
     return f"operator {read_identity(identity, Party.OPERATOR, datetime.now(UTC)).certificate.name}"

@@ -1,8 +1,7 @@
 """A run: starting it, how it goes, its scores and orders, and the pictures of its report.
 
-The pictures are drawn from the run's record, which a server needs seconds for where a run is long. So they have a page
-of their own, which starts the drawing and follows it, and are drawn once for each published round: not again by
-themselves.
+The pictures are drawn from the run's record. For a long run the server needs seconds to make it. So the pictures have
+their own page, which starts the drawing and follows it. They are drawn once for each published round.
 """
 
 from __future__ import annotations
@@ -345,8 +344,8 @@ def read_recipe(form: Mapping[str, str]) -> Recipe:
     """The recipe that a form names or has, with its changes.
 
     Raises:
-        ConfigError: there is none or there are two, or it cannot be used; the text has the path of the key and what was
-            expected.
+        ConfigError: there is no recipe, there are two, or the recipe cannot be used. The text has the path of the key,
+            and what was expected.
     """
     name, text = form.get("recipe", ""), form.get("toml", "")
     if bool(name) == bool(text):

@@ -146,7 +146,7 @@ class CertificatePages:
 
     Attributes:
         ca: folder of the CA; None: it is elsewhere.
-        signed: by fingerprint, what was signed since this process began. Nothing of it is secret.
+        signed: by fingerprint, what was signed since this process began. None of this is secret.
     """
 
     operator: Operator

@@ -136,7 +136,7 @@ class Examiner:
         return True
 
     def going(self) -> Examination | None:
-        """The one that goes on."""
+        """The examination that runs now."""
         with self._lock:
             return self._going()
 

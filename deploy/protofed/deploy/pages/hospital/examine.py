@@ -1,8 +1,8 @@
 """`python -m protofed.deploy.pages.hospital.examine`: examines a site for its page, as doctor and check do.
 
-A process of its own: PyTorch, a device's memory and the images are gone with it, a person can stop it, and plug-ins
-that the policy allows stay out of the page. Its request comes on standard input, and its answer goes to standard
-output, a line of JSON each; what libraries print goes to standard error.
+The examination has its own process. When the process ends, it frees PyTorch, a device's memory and the images. A person
+can stop it, and plug-ins that the policy allows stay out of the page. The request comes on standard input. The answer
+goes to standard output, a line of JSON each. What libraries print goes to standard error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the hospital's pages draw: own scores, bytes that left by part, and privacy spent.
+"""What the hospital's pages draw: own scores, bytes that were sent by part, and privacy spent.
 
 All is readable in black and white. A filled mark left the site, a half-filled one in a secure aggregation alone, a
 hollow one stayed.
@@ -74,13 +74,13 @@ def scores_sketch(table: ScoresView, majority: Mapping[str, float]) -> Sketch | 
     title = "This site's own scores over the rounds"
     return Sketch(
         title,
-        f"{summary}. Filled marks: scores that left. Half filled: in a secure aggregation alone. Hollow: that stayed.",
+        f"{summary}. Filled marks: sent scores. Half filled: sent only in a secure aggregation. Hollow: not sent.",
         draw,
     )
 
 
 def by_run_sketch(parts: Mapping[tuple[str, str], int]) -> Sketch | None:
-    """Bytes of updates by run and part, as (run, part) -> bytes; None: none has left.
+    """Bytes of updates by run and part, as (run, part) -> bytes; None: none was sent.
 
     The last run is the newest.
     """
@@ -93,11 +93,11 @@ def by_run_sketch(parts: Mapping[tuple[str, str], int]) -> Sketch | None:
         f"Bytes of updates of {count(len(bars), 'run')}, by part. The most of run {short(largest, 40)}: "
         f"{_listed(bars[largest])}."
     )
-    return Sketch("Bytes that left in updates, by run and part", description, lambda width: _flat_bars(bars, width))
+    return Sketch("Bytes sent in updates, by run and part", description, lambda width: _flat_bars(bars, width))
 
 
 def by_round_sketch(run: str, parts: Mapping[int, Mapping[str, int]]) -> Sketch | None:
-    """Bytes of a run's updates by round and part; None: none has left."""
+    """Bytes of a run's updates by round and part; None: none was sent."""
     rounds = sorted(number for number, of in parts.items() if of and number)  # 0: the first model, of nobody's data
     if not rounds:
         return None
@@ -116,7 +116,7 @@ def by_round_sketch(run: str, parts: Mapping[int, Mapping[str, int]]) -> Sketch 
     names = _parts(bars.values())
     rows: list[Row] = [[bar, *(f"{of.get(part, 0):,}" for part in names)] for bar, of in bars.items()]
     numbers = Table("Bytes, as announced", ["round" if width == 1 else "rounds", *names], rows)
-    title = f"Bytes that left in updates of {short(run, 40)}, by part"
+    title = f"Bytes sent in updates of {short(run, 40)}, by part"
     return Sketch(title, description, lambda width: _standing_bars(bars, width), numbers)
 
 
@@ -252,8 +252,8 @@ def _first_and_last(table: ScoresView, name: str) -> str:
     ends = [f"{form.format(scored.scores[name])} in round {scored.round}" for scored in (rounds[0], rounds[-1])]
     sent = sum(name in table.sent.names.get(scored.round, ()) for scored in rounds)
     aggregated = sum(name in table.sent.aggregated.get(scored.round, ()) for scored in rounds)
-    words = [f"{_of(sent, len(rounds))} left"] if sent else []
-    words += [f"{_of(aggregated, len(rounds))} left in a secure aggregation"] if aggregated else []
+    words = [f"{_of(sent, len(rounds))} sent"] if sent else []
+    words += [f"{_of(aggregated, len(rounds))} sent in a secure aggregation"] if aggregated else []
     return f"{name}: {ends[0]}, {ends[1]}, {', '.join(words) or 'all stayed'}"
 
 

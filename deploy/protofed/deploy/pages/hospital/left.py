@@ -1,4 +1,4 @@
-"""What has left the site: a sentence, a line a round, and on demand each item and the log's own state."""
+"""What the site has sent: a sentence, a line a round, and on demand each item and the log's own state."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ _BEGIN: Final[Mapping[str, str]] = {TaskKind.FIT: UPDATE_AGGREGATED, TaskKind.SC
 
 @dataclass(frozen=True)
 class RoundLine:
-    """All that left the site in one round of a run.
+    """All that the site sent in one round of a run.
 
     Attributes:
         round: the first model counts to round 1, which begins with it.
-        kinds: what left and how, of `KINDS`, and `REFUSED`.
+        kinds: what was sent and how, of `KINDS`, and `REFUSED`.
         size: bytes of all its messages.
         items: the newest first.
     """
@@ -112,7 +112,7 @@ class RoundLine:
 
     @property
     def what(self) -> str:
-        """What left, and how: alone, in a secure aggregation, with noise."""
+        """What was sent, and how: alone, in a secure aggregation, with noise."""
         return ", ".join(kind + NOISE * (self.noisy and kind.startswith("update")) for kind in self.kinds)
 
     @property
@@ -130,17 +130,17 @@ def round_lines(items: Iterable[Leaving]) -> list[RoundLine]:
 
 
 def summary(lines: Sequence[RoundLine]) -> str:
-    """One sentence: since when, how much, to whom, in how many rounds, and what; empty: nothing has left."""
+    """One sentence: since when, how much, to whom, in how many rounds, and what; empty: nothing was sent."""
     items = [item for line in lines for item in line.items if not item.why]
     withheld = _held(lines)
     if not items:
-        return f"Nothing has left this site, and {withheld}." if withheld else ""
+        return f"This site has sent nothing, and {withheld}." if withheld else ""
     sent = [line for line in lines if set(line.kinds) != {REFUSED}]
     where = f"{count(len(sent), 'round')} of {count(len({line.run for line in sent}), 'run')}"
     since = utc(min(item.at for item in items))
     size = decimal(sum(item.size for item in items))
     tail = "".join(f"; {part}" for part in (_noise(sent), withheld) if part)
-    return f"Since {since}, {size} in {where} have left this site, to {_servers(items)}: {_what(sent)}{tail}."
+    return f"Since {since}, this site has sent {size} in {where} to {_servers(items)}: {_what(sent)}{tail}."
 
 
 def _held(lines: Iterable[RoundLine]) -> str:

@@ -44,7 +44,7 @@ class HospitalOverview:
         return [Route("/", self.show)]
 
     def show(self, request: Request) -> Response:
-        """All of it as of now."""
+        """The whole page as of now."""
         site = self.site
         log, rows = site.log.look(), list(reversed(all_runs(site.approvals)))
         runs, pause, activity = (
@@ -207,7 +207,7 @@ class HealthPages:
         return {"daemon": RUNS[runs], "answers": answers, "missing": _missing(self.site) if answers else []}
 
     def _device(self, examination: Examination | None) -> Mapping[str, Any]:
-        """The device of the settings, and what the newest examination saw of it."""
+        """The device of the settings, and what the newest examination said about it."""
         row = next((row for row in (examination.rows if examination else ()) if row["check"] == "device"), None)
         finding = row["seen"] if row and row["state"] == "fine" else ""
         try:

@@ -26,7 +26,7 @@ from protofed.deploy.site.partners import PartnersView
 TEMPLATES: Final = Path(__file__).parent / "templates"
 NAVIGATION: Final = (
     ("/", "Overview"),
-    ("/left", "What has left"),
+    ("/left", "What was sent"),
     ("/runs", "Runs"),
     ("/partners", "Partners"),
     ("/health", "Health"),

@@ -97,7 +97,7 @@ class HospitalRuns:
             return self._done(request, f"this site was out of run {offer.run} already")
         word = "left" if self.site.approvals.took_part(offer.run) else "denied"
         noticed = orders.leave(self.site.state, offer)
-        text = f"{word}: run {offer.run}; nothing more of it leaves this site, until it is approved again"
+        text = f"{word}: run {offer.run}; this site sends nothing more for it until it is approved again"
         return self._done(request, f"{text}; {orders.noticed_text(noticed)}")
 
     def checked(self, request: Request) -> Response:
@@ -188,9 +188,11 @@ class HospitalRuns:
 
 
 def _left(name: str, view: ScoresView) -> str:
-    """In which rounds a score left, and in which in a secure aggregation alone, in words; empty: it stayed."""
+    """In which rounds a score was sent, alone or in a secure aggregation, in words; empty: it stayed."""
     alone, aggregated = view.alone(name), view.aggregated(name)
-    words = [f"rounds {rounds_text(alone)}"] if alone else ["more left than the log lists"] if view.unlisted else []
+    words = (
+        [f"rounds {rounds_text(alone)}"] if alone else ["more were sent than the log lists"] if view.unlisted else []
+    )
     if aggregated:
         words.append(f"in a secure aggregation, as part of a mean over sites: rounds {rounds_text(aggregated)}")
     return "; ".join(words) or ("the log's older files are in an archive" if view.sent.gap else "")

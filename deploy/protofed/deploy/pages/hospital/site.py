@@ -140,7 +140,7 @@ class HospitalSite:
 
     @property
     def approvals(self) -> Approvals:
-        """What it has decided on runs; ConfigError if the state folder is gone."""
+        """The site's decisions on runs; ConfigError if the state folder is gone."""
         return orders.open_approvals(self.state)
 
     def policy(self) -> Policy | None:
@@ -173,7 +173,7 @@ class HospitalSite:
         return read(self.state / LEDGER)
 
     def spent(self) -> PrivacySpent:
-        """What it has spent of its privacy.
+        """The privacy that the site has spent.
 
         Raises:
             StateError: the ledger is damaged.

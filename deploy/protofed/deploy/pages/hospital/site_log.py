@@ -1,4 +1,4 @@
-"""What has left the site, from its audit log: each update, scores and step of a secure aggregation as one line."""
+"""What the site has sent, from its audit log: each update, scores and step of a secure aggregation as one line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ASKS: Final = ("Enroll", "NextTask")  # what a daemon without a task sends, agai
 
 @dataclass(frozen=True)
 class PolicyInForce:
-    """The policy by which something left; empty: the log does not say."""
+    """The policy that allowed it; empty: the log does not say."""
 
     name: str = ""
     digest: str = ""
@@ -44,7 +44,7 @@ class PolicyInForce:
 
 @dataclass
 class Leaving:
-    """Something that left, or that the policy refused.
+    """Something that was sent, or that the policy refused.
 
     Attributes:
         at: when the first of its messages was sent, UTC, RFC 3339.
@@ -92,7 +92,7 @@ class Leaving:
 
     @property
     def rules(self) -> list[str]:
-        """The keys of the policy that let it leave: what no key names stays."""
+        """The keys of the policy that allowed it: what no key names stays."""
         if self.why:
             return []
         keys = ["secure"] if self.in_a_sum else ["methods", "parts"] if self.parts else []
@@ -146,12 +146,12 @@ class SiteLog:
         self._follower = LogFollower(self._file, self._begin, self._take)
 
     def look(self, *, whole: bool = False) -> FollowedLog:
-        """Read what is new; or all of it again."""
+        """Read new records, or the whole log again."""
         with self._lock:
             return self._follower.recheck() if whole else self._follower.look()
 
     def leavings(self, run: str | None = None) -> list[Leaving]:
-        """What left and what was refused, the newest first."""
+        """What was sent and what was refused, the newest first."""
         with self._lock:
             return [one for one in reversed(self._leavings.values()) if run in (None, one.run)]
 

@@ -1,8 +1,8 @@
 """Performs a round's aggregation: chooses the updates, computes the new state, publishes it; retries on a full disk.
 
-Of a method with refinements, an evaluator makes of the aggregate what the round publishes. The state machine decides
-who is asked and how often. The aggregate is durable before anybody is, and so is what the evaluator fetches. Its upload
-takes the way of every update, and the published state is made of it.
+If a method has refinements, an evaluator refines the aggregate to the state that the round publishes. The state machine
+decides which evaluator is asked, and how often. The aggregate, and what the evaluator fetches, are durable before. The
+evaluator's upload takes the way of every update. The published state is made from it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class AggregationJob:
 
     Attributes:
         complete: the round got all its updates, by their number and by required sites.
-        silent: by site that did not report, what is known of it in words.
+        silent: by site that did not report, what is known about the site in words.
         aggregate: what an evaluator has refined; None: the sites' updates are to be aggregated.
         statistics: of the aggregation that gave it.
     """

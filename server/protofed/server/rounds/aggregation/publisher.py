@@ -49,11 +49,11 @@ def refinement(accepted: Iterable[UpdateRow]) -> tuple[list[UpdateRow], dict[Sit
 def outliers(norms: Mapping[SiteId, float], factor: float | None) -> dict[SiteId, str]:
     """The accepted updates of a cohort that are rejected, each with the reason.
 
-    An update is rejected if its norm exceeds `factor` times the median of its cohort's, the upper one of an even
-    number: for a factor of at least 1 that is always fewer than half. Of two updates it is the larger one, by the
-    smaller: which of them is the broken one cannot be told, and an update that is too small does less harm. Nobody is
-    rejected where the median is zero: most updates then do not say how large a change should be, and whoever did
-    train would be the one to go (`max_relative_norm` still holds).
+    An update is rejected if its norm exceeds `factor` times the median of its cohort's norms, the upper one of an even
+    number. For a factor of at least 1 this is always fewer than half. Of two updates, the larger one is compared with
+    the smaller: nobody can tell which one is broken, and an update that is too small does less harm. Nobody is rejected
+    where the median is zero. Most updates then do not say how large a change should be, and the rule would reject
+    whoever did train (`max_relative_norm` still holds).
 
     Args:
         norms: of all accepted updates of one round, as `examined` gives them.
@@ -70,7 +70,7 @@ def outliers(norms: Mapping[SiteId, float], factor: float | None) -> dict[SiteId
 
 
 def weight_cap(rows: Iterable[UpdateRow], ratio: float) -> float:
-    """The largest example count that an update of these counts with: `ratio` times the median of their claims.
+    """The largest example count that an update counts with: `ratio` times the median of the claims.
 
     The median is the lower one of an even number: of two sites, neither counts more than `ratio` times the other.
     Infinite where no site discloses its count.
@@ -109,10 +109,10 @@ def check_contributors(recipe: Recipe, *, simulated: bool) -> None:
     """
     if not simulated and recipe.federation.min_contributors < MIN_CONTRIBUTORS:
         raise ConfigError(
-            f"recipe '{recipe.name}' is a simulation's: "
-            f"federation.min_contributors = {recipe.federation.min_contributors} would publish "
-            f"what comes of a class from one site alone; expected {MIN_CONTRIBUTORS} or more "
-            f"(only simulations may take 1; for real sites: --set federation.min_contributors={MIN_CONTRIBUTORS})"
+            f"recipe '{recipe.name}' is for simulations: "
+            f"with federation.min_contributors = {recipe.federation.min_contributors} the server would publish "
+            f"what one site alone sent for a class. Expected {MIN_CONTRIBUTORS} or more: "
+            f"--set federation.min_contributors={MIN_CONTRIBUTORS}"
         )
 
 
@@ -189,7 +189,7 @@ class Publisher:
     """One run's method over the blob store.
 
     Args:
-        min_contributors: a class to which fewer updates of a round contribute keeps what was published of it before.
+        min_contributors: if fewer updates of a round contribute to a class, the class keeps what was published before.
         sums: under secure aggregation, its fixed point: states are made of the updates' sums alone. None: without.
         recipe: its fingerprint, which sites bind their masks to.
         robust: what bounds bad updates before they are aggregated; None: nothing does.
@@ -284,7 +284,7 @@ class Publisher:
         return self.refined(new, refinements[0], context) if refinements else new
 
     def refined(self, aggregate: Payload, row: UpdateRow, context: RoundContext) -> Payload:
-        """The state that a round publishes, of its aggregate and of what an evaluator made of it.
+        """The state that a round publishes, from its aggregate and from what an evaluator made of the aggregate.
 
         Raises:
             StateError: the evaluator's blob is gone or damaged, or the result is not finite.

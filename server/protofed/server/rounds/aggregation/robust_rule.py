@@ -1,8 +1,8 @@
 """A run's robust rule: from a round's updates those that its method aggregates. The method is the same under any rule.
 
-"clip" moves an update back towards what its site was sent; "krum" chooses sites, before anything is aggregated; the
-others put the centre of all updates in the place of each model, whose mean a method then takes. Rows of classes are
-centred on the sphere, but under "clip", which bounds their lengths.
+"clip" moves an update back towards what its site was sent. "krum" chooses sites, before anything is aggregated. The
+other rules replace each model by the centre of all updates, and a method then takes the mean of these. Rows of classes
+are centred on the sphere, except under "clip", which bounds their lengths.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KEPT_ROW = "kept_row."
 
 @dataclass(frozen=True)
 class Made:
-    """What the method aggregates, read once, and what the round's record says of it."""
+    """What the method aggregates, read once, and what the round's record says about it."""
 
     updates: Iterator[Update]
     statistics: Mapping[str, float] = field(default_factory=dict)
@@ -86,13 +86,13 @@ class RobustRule:
         usual = float(np.median(scores))
         outliers = {updates[k].site: scores[k] for k in robust.krum_rejected(scores, self.bad, KRUM_MARGIN)}
         return {
-            site: f"krum: its distance to the updates nearest to it, {score:.6g} squared and summed, is more than "
+            site: f"krum: the sum of its squared distances to the nearest updates is {score:.6g}, more than "
             f"{KRUM_MARGIN:g} times the cohort's median of {usual:.6g}"
             for site, score in outliers.items()
         }
 
     def made(self, state: Payload, updates: Sequence[Update], norms: Sequence[float | None]) -> Made:
-        """What the method aggregates in place of these updates.
+        """What the method aggregates in place of the updates.
 
         Args:
             updates: those that count, in site order, as views of what is on disk: memory does not grow with their
@@ -117,7 +117,7 @@ class RobustRule:
         return Made((_with_rows(update, rows) for update in models), statistics)
 
     def _scales(self, state: Payload, updates: Sequence[Update], norms: Sequence[float | None]) -> list[float]:
-        """By which each update's move is scaled, [K]."""
+        """The factor that scales each update's move, [K]."""
         lengths = [self._length(state, update, norm) for update, norm in zip(updates, norms, strict=True)]
         scales = robust.clip_scales(lengths, CLIP_FACTOR)
         for update, norm, scale in zip(updates, lengths, scales, strict=True):
@@ -213,8 +213,8 @@ def _no_mean(method: ServerMethod, name: str) -> str:
     try:
         form = read_form(method, name)
     except ConfigError:
-        return f"{name}, with these options, is no mean of the sites' updates in whose place their centre could stand"
-    return f"{name} makes a model of each class of them, and not one mean" if form.mixtures else ""
+        return f"{name} with these options does not take a mean of the sites' updates, which a centre could replace"
+    return f"{name} makes a model for each class from the updates, and not one mean" if form.mixtures else ""
 
 
 def _sends_no_model(method: ServerMethod) -> bool:

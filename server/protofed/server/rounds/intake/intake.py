@@ -4,10 +4,10 @@ An update is started, sent, examined, committed. Every verdict is a ledger row.
 
 A commit first asks `verdict_if_closed`: of an update that comes too late nothing is read, and nothing is kept.
 
-Checks run in order of cost: size and base of the announcement, then its names, dtypes and shapes; of the bytes, whether
-they are those tensors, finite and within the norm; then the numbers beside them (PROTOCOL §2). The chunks lie between
-`begin` and `examine`, and `storage.blobs` checks their CRCs and the digest of the whole. Each
-check is a pure function, None for an update that passes it.
+Checks run in order of cost: size and base of the announcement, then its names, dtypes and shapes. Next come the bytes:
+whether they are those tensors, finite and within the norm. Last come the numbers beside them (PROTOCOL §2). The chunks
+arrive between `begin` and `examine`, and `storage.blobs` checks their CRCs and the digest of the whole. Each check is a
+pure function, None for an update that passes it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LARGEST_JUMP = 10  # factor between a site's example counts in two rounds: sites
 
 
 def size_problem(manifest: Manifest) -> UpdateProblem | None:
-    """Whether the announced total is within the limit and the one that the announced tensors are encoded to."""
+    """Whether the announced total is within the limit, and equals the encoded size of the announced tensors."""
     expected = codec.encoded_size(manifest.tensors)
     if manifest.total_bytes > MAX_UPDATE_BYTES or manifest.total_bytes != expected:
         text = f"{manifest.total_bytes} bytes announced for tensors that are encoded to {expected}"
@@ -118,9 +118,9 @@ def contents(data: Buffer, manifest: Manifest) -> UpdateProblem | Payload:
 def examined(data: Buffer, manifest: Manifest, base: Payload | None, max_update_norm: float) -> UpdateProblem | float:
     """The problem with the bytes of an update, or else its norm.
 
-    The norm is Euclidean, over all floating-point tensors together: of (update - base) for a tensor that the base has
-    under the same path and shape, of the tensor itself for any other. Integer buffers are left out, and what says who
-    counts, which one or how long, and not how far the model moved.
+    The norm is Euclidean, over all floating-point tensors together. If the base has a tensor of the same path and
+    shape, (update - base) counts, otherwise the tensor itself. Integer buffers are left out, and what says who counts,
+    which one or how long, and not how far the model moved.
 
     Args:
         base: the model that the update started from; None: the update is a first model.
@@ -231,7 +231,7 @@ class Intake:
         return Task(row.kind, *at, *base, self._remaining(), row.attempt, row.sum_of, counted)
 
     def _state_round(self, row: TaskRow) -> int:
-        """The newest round of which the site's memory goes with the state that a fit starts from."""
+        """The newest round whose site memory fits the state that a fit starts from."""
         if self._counted[0] != (attempt := (row.round, row.attempt)):  # while it is open, nothing is published
             self._counted = attempt, self._ledger.standing_rounds(self._name)
         return self._counted[1].get(row.site, 0)
@@ -262,8 +262,8 @@ class Intake:
         """Record a site's scores, once for each task; scores that come too late are acknowledged and dropped.
 
         Raises:
-            ProtocolError: one of them has a name that this run or the site's role does not have, or a value that no
-                score has; none of them counts, and the site is not asked again.
+            ProtocolError: a score has a name that this run or the site's role does not have, or a value that no score
+                has. Then none counts, and the site is not asked again.
         """
         self._presence.seen(site, instance)
         row = self._invitation(site, task_id, TaskKind.SCORE)
@@ -292,7 +292,7 @@ class Intake:
     def begin(
         self, site: SiteId, instance: str, task_id: str, round: int, base: Digest | None, manifest: Manifest
     ) -> Receipt | None:
-        """Judge an announced upload before a byte of it is sent; None: send it.
+        """Judge an announced upload before its first byte is sent; None: send it.
 
         Raises:
             ProtocolError: the site has no such task in this round, or too many updates were refused for it.

@@ -176,9 +176,9 @@ def _close_if_due(rules: RoundRules, phase: Collecting, now: float, hoped_for: S
     """Close when all updates are there, or when a quorum is and the wait for the rest is over.
 
     Args:
-        hoped_for: awaited sites that are alive. With a quorum the round does not wait for a lost site; without one
-            a lost site is no reason to abandon before the deadline, since it may come back with its update. Nor does
-            it wait for a site whose group cannot be whole.
+        hoped_for: awaited sites that are alive. With a quorum the round does not wait for a lost site. Without a
+            quorum a lost site is no reason to abandon before the deadline, since it may come back with its update. The
+            round does not wait for a site whose group cannot be whole.
         reason: why a site has just declined, as the end of a sentence.
     """
     deadline = rules.federation.deadline_s
@@ -402,7 +402,7 @@ def resumed(
         tries: attempts at its round that were abandoned.
         required: sites without which no round counts, round 0 excepted.
         contributors: as of `phases.Summing`.
-        scorers: trainers whose own scores are summed after this round.
+        scorers: trainers whose own scores are aggregated after this round.
     """
     if last.state is not None:
         return _published(last, tasks, now, scorers)
@@ -499,5 +499,5 @@ def _summing(
 
 
 def _sites(tasks: Sequence[TaskRow], *statuses: str) -> Sites:
-    """The sites of these invitations that have one of these statuses (none: any)."""
+    """The sites of the invitations that have one of the statuses (none: any)."""
     return frozenset(task.site for task in tasks if not statuses or task.task_status in statuses)

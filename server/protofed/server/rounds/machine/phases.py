@@ -55,7 +55,7 @@ class Collecting:
         failed: sites that declined the task.
         required: sites without which the round does not count.
         groups: that sites had when the round was opened; empty without secure aggregation.
-        fewest: sites that come newly and are summed: a group of them.
+        fewest: sites of a new group.
         enrolled: trainers that the run could invite when it was opened.
     """
 
@@ -102,13 +102,13 @@ class Summing:
 
     Attributes:
         step: what the sites of `cohort` are asked for.
-        roster: sites whose keys are in the sum: those that had computed what is summed.
+        roster: sites whose keys are in the sum: they had computed what is aggregated.
         size: sites with which the round is complete.
-        quorum: fewest sites whose numbers are summed.
+        quorum: fewest sites whose numbers are aggregated.
         contributors: whether sites count the contributors of each class before they send numbers.
         opened: when the step was, in seconds of the coordinator's monotonic clock.
         survivors: sites whose masked numbers are there; nobody before they were asked for.
-        groups: of the roster, which are summed whole or not.
+        groups: of the roster; each is aggregated as a whole, or not at all.
     """
 
     round: int
@@ -164,7 +164,7 @@ class Aggregating:
 
 @dataclass(frozen=True)
 class Refining:
-    """The round's aggregate is durable, and an evaluator makes of it the state that is published.
+    """The round's aggregate is durable, and an evaluator refines it to the state that is published.
 
     Attributes:
         opened: when the evaluator was asked or, while none is, when the wait for one began; in seconds of the
@@ -187,13 +187,13 @@ class Refining:
 
 @dataclass(frozen=True)
 class Evaluating:
-    """Waiting for scores of the model that `round` published; or for trainers that have taken theirs, to sum them.
+    """Waiting for scores of the model that `round` published; or for trainers that have taken theirs, for a sum.
 
     Attributes:
         then: trainers that are asked for a sum of their own scores when these are there.
         attempt: at the round, which gave the model; of a sum.
-        secure: whether trainers are waited for whose own scores are summed.
-        reported: of these, those whose keys are there.
+        secure: whether the round waits for trainers whose own scores are aggregated.
+        reported: the trainers whose keys are there.
     """
 
     round: int
@@ -208,7 +208,7 @@ class Evaluating:
 
 @dataclass(frozen=True)
 class FinishedPhase:
-    """The end; nothing leads out of it."""
+    """The end, for good."""
 
     reason: str
     outcome: RoundOutcome
@@ -224,7 +224,7 @@ PHASES = ("idle", "collecting", "summing", "aggregating", "refining", "evaluatin
 
 
 def is_scoring(phase: Phase) -> bool:
-    """Whether scores of a published model are waited for, be it for a sum of them."""
+    """Whether the run waits for scores of a published model, or for their secure aggregation."""
     return isinstance(phase, Evaluating) or (isinstance(phase, Summing) and phase.sum_of is SumOf.SCORES)
 
 
@@ -243,7 +243,7 @@ class Tick:
     Attributes:
         now: seconds of the monotonic clock.
         enrolled: all trainers that the run may invite.
-        trainers, evaluators: those that are alive now.
+        trainers, evaluators: alive now.
         attempt: of the round that would be opened now.
         paused: no round is to be opened.
         plateau: of the score that the run's rounds are judged by; None: it has none, or the run has no patience.
@@ -284,11 +284,11 @@ class Declined:
 
 @dataclass(frozen=True)
 class Aggregated:
-    """The new state is durable; of a run whose states are refined, first the aggregate, then what was made of it.
+    """The new state is durable. If a run's states are refined: first the aggregate, then the refined state.
 
     Attributes:
-        evaluators: those that can score the model of all sites, if there is one.
-        trainers: those that can score their own.
+        evaluators: they can score the global model, if there is one.
+        trainers: they can score their own models.
     """
 
     now: float

@@ -1,4 +1,4 @@
-"""The rules of a run, from its recipe: what a round needs, who is invited, who is summed with whom.
+"""The rules of a run, from its recipe: what a round needs, who is invited, who is aggregated with whom.
 
 Pure functions of seed, round and sites, so that a restarted server invites the same cohort and forms the same groups.
 `common.secure_aggregation.groups` says what groups are for; a run without secure aggregation has groups of one site.
@@ -53,8 +53,8 @@ class RoundRules:
     def pause(self, round: int, tries: int) -> float:
         """Seconds before the next attempt: exponential, so that sites that decline do not use up all attempts at once.
 
-        Round 0 tries again at once the first time, since that attempt asks all sites in place of two. Its later pauses
-        are twice a training round's, or its attempts would be used up sooner: 280 s in all by default, and not 150 s.
+        Round 0 tries again at once the first time, since that attempt asks all sites instead of two. Its later pauses
+        are twice a training round's: 280 s in all by default. With 150 s its attempts would be used up sooner.
         """
         if not self.in_time or (round == 0 and tries == 1):
             return 0.0
@@ -83,8 +83,8 @@ class RoundRules:
         """
         if done >= self.rounds:
             raise ConfigError(
-                f"round {done} is the last of the run's recipe, and no round would follow it; to train on, go back to "
-                "an earlier round; its model can be exported as it is"
+                f"round {done} is the last round of the run's recipe, so no round would follow it. To train on, go "
+                "back to an earlier round. To use its model, export it"
             )
         if early := self.early_end(done, plateau):
             raise ConfigError(f"from round {done} the run would end again at once: {early}; go back to that round")
@@ -126,8 +126,8 @@ class Sampler(Protocol):
 class Uniform:
     """Every cohort of a size is equally likely: sites are ranked by a hash of (seed, round, site).
 
-    A rank does not depend on who else is available, so a site that joins or leaves changes one place of the cohort,
-    and no library's generator can change a run.
+    A rank does not depend on who else is available. So a site that joins or leaves changes one place of the cohort, and
+    no library's generator can change a run.
     """
 
     seed: int
@@ -148,8 +148,8 @@ def compute_quorum(federation: Federation, size: int) -> int:
 def min_cohort(federation: Federation) -> int:
     """The least number of sites whose updates any round aggregates, as sites are told.
 
-    A round opens with `min_sites` trainers at least, invites its share of them, and is abandoned below its quorum, also
-    when updates were rejected after they had arrived. It never counts without its required sites.
+    A round opens with `min_sites` trainers at least, and invites its share of them. It is abandoned below its quorum,
+    also if updates were rejected after they had arrived. It never counts without its required sites.
     """
     least = cohort_size(federation, range(federation.min_sites))
     group = federation.sum_group if federation.secure else 1
@@ -167,12 +167,13 @@ def cohort_size(federation: Federation, enrolled: Sized) -> int:
 
 @dataclass(frozen=True)
 class Grouping:
-    """How a run forms groups of sites that have none: a pure function of its seed and of them, so that a restarted
-    server forms the same.
+    """How a run forms groups of sites without one: a pure function of its seed and the sites.
+
+    So a restarted server forms the same groups.
 
     Attributes:
-        fewest: sites of a group; one that the run forms has fewer than twice as many. Smaller ones, of other runs, are
-            not summed. 1: a site without a group is summed alone, and goes on without one.
+        fewest: sites of a group. A group that the run forms has fewer than twice as many. Smaller groups, of other
+            runs, are not aggregated. 1: a site without a group is aggregated alone, and goes on without one.
     """
 
     run: str
@@ -193,17 +194,17 @@ class Grouping:
         return in_order(ranked[low:high] for low, high in pairwise(bounds))
 
     def of(self, known: Groups, sites: Sites) -> Groups:
-        """The groups of a sum of these sites, for either sum_of: whole ones that are known, and those of newcomers."""
+        """The groups of a sum over the sites, for either sum_of: whole known groups, and groups of newcomers."""
         complete = (group for group in large(known, self.fewest) if sites.issuperset(group))
         return in_order([*complete, *self.formed(sites - members(known))])
 
     def started(self, known: Groups, sites: Collection[SiteId]) -> Groups:
-        """The groups of sums that have started, of which those of these sites are: nobody is a newcomer any more."""
+        """The groups of the sites, for sums that have started: nobody is a newcomer any more."""
         single = alone(frozenset(sites) - members(known)) if self.fewest == 1 else ()
         return in_order([*large(known, self.fewest), *single])
 
     def drawn(self, known: Groups, available: Sites, required: Sites, size: int, sampler: Sampler, round: int) -> Sites:
-        """A cohort of `size` of these sites or a few more, in whole groups, those of required sites first.
+        """A cohort of `size` sites or a few more, in whole groups; groups of required sites first.
 
         Newcomers are drawn as the groups that they would form. No more are drawn than a secure aggregation takes.
         """
@@ -221,12 +222,12 @@ class Grouping:
 
 @dataclass(frozen=True)
 class Stuck:
-    """A group of which some sites are there and none is summed.
+    """A group with some sites there that cannot be aggregated.
 
     Attributes:
-        why: what keeps it from that.
+        why: what prevents the aggregation.
         lacking: its sites that are not there; empty: it is too small.
-        site: whom to name to `protofed sites regroup`: one that lacks, where one does.
+        site: to name to `protofed sites regroup`: a lacking site, if one lacks.
     """
 
     why: str
@@ -235,7 +236,7 @@ class Stuck:
 
 
 def stuck(groups: Groups, sites: Sites, fewest: int) -> list[Stuck]:
-    """The groups of which some sites are there and none is summed.
+    """The groups with some sites there that cannot be aggregated.
 
     Args:
         fewest: sites of a group.
@@ -253,7 +254,7 @@ def stuck(groups: Groups, sites: Sites, fewest: int) -> list[Stuck]:
 
 
 def left_out(groups: Groups, sites: Collection[SiteId], fewest: int) -> dict[SiteId, str]:
-    """By site that is not summed with these others, what it waits for.
+    """By site that is not aggregated with the others, what it waits for.
 
     Args:
         groups: of the server, those that this sum forms among them.
@@ -267,7 +268,7 @@ def left_out(groups: Groups, sites: Collection[SiteId], fewest: int) -> dict[Sit
             reasons |= dict.fromkeys(there, text)
         elif there and len(there) < len(group):
             lacking = ", ".join(sorted(set(group) - there))
-            reasons |= dict.fromkeys(there, f"waits for {lacking}: its group is summed together, or not at all")
+            reasons |= dict.fromkeys(there, f"waits for {lacking}: its group is aggregated as a whole, or not at all")
     if fewest == 1:
         return reasons
     more = fewest - len(newcomers)

@@ -4,12 +4,12 @@
       └────────────── no class has rows of its own ─────────▲
     any ──too few sites report by the deadline──▶ NotAggregated: the attempt is abandoned
 
-Who reports a step is asked for the next one, so a site that drops out never comes back into this sum. Until numbers are
-there, its group drops out with it: sums are over whole groups. Numbers of fewer sites than the recipe's quorum are not
-summed; agreeing and revealing takes t of the roster (Bonawitz et al., CCS 2017).
+A site that reports a step is asked for the next one. So a site that drops out never comes back into this sum. Until
+numbers are there, its group drops out with it: sums are over whole groups. Numbers of fewer sites than the recipe's
+quorum are not aggregated. Agreeing and revealing takes t of the roster (Bonawitz et al., CCS 2017).
 
-From the count of the contributors until numbers are there, nobody may drop out: without that site a class could
-be left with one holder, whose row the sum would be.
+From the count of the contributors until numbers are there, nobody may drop out. Without that site, a class could be
+left with one holder, and the sum would be the holder's row.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def advanced(phase: Summing, event: Event, step_s: float) -> Outcome:
 
 
 def counted(phase: Summing, sites: Sites) -> Sites:
-    """Those of the sites that the step counts: while it is decided who is summed, whole groups."""
+    """The sites that the step counts. While it is open who is aggregated, whole groups only."""
     return whole(phase.groups, sites) if phase.step in _AGGREGATED else sites
 
 

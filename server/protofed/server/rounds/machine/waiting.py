@@ -73,12 +73,12 @@ class Waiting:
             number.
         asked, reported: sites of the open round, or of its step of secure aggregation; of those reported, `has` are in
             whole groups.
-        missing: those that are waited for, or would be enough if they came.
+        missing: sites that the run waits for, or that would be enough if they came.
         behind: the run that goes on; with QUEUED only.
         step: of the secure aggregation; with SUM only.
         group: sites of the run's groups at least, if some that are there do not count for want of others; or else 1.
-        newcomers: that are there, and too few for a group of their own.
-        why: why the first group of which some are there cannot be summed; empty: there is none, or enough others.
+        newcomers: sites that are there, and too few for their own group.
+        why: why the first group with some sites there cannot be aggregated; empty: there is none, or enough others.
         regroup: its site that has been away for so long that people may ask whether it has left for good; or one of a
             group that is too small.
         seconds_left: until the next attempt or the deadline, or until the run fails; None: there is no such time.
@@ -253,7 +253,7 @@ def _with_stuck(wait: Waiting, tick: phases.Tick, since: float) -> Waiting:
 
 
 def _with_newcomers(rules: RoundRules, wait: Waiting, tick: phases.Tick, requested: phases.Sites) -> Waiting:
-    """What is waited for, with sites that wait themselves for others to be summed with."""
+    """What the run waits for, with sites that themselves wait for others of their group."""
     newcomers = tick.trainers - members(tick.groups) - requested
     if not tick.groups or not 0 < len(newcomers) < rules.fewest:
         return wait

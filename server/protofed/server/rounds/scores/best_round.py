@@ -170,14 +170,14 @@ def judged_rounds(records: LedgerReader, run: str, until: int | None = None) -> 
 def best_kept(records: LedgerReader, blobs: Kept, run: str) -> BestRound | None:
     """The best round whose state is still kept.
 
-    That is the best of all, unless the run was rolled back after a better one made it superfluous, or was started by
-    a version that kept no best round.
+    This is the best of all rounds, with two exceptions. The run was rolled back after a better round had replaced it.
+    Or a version that kept no best round started the run.
     """
     return first_kept(records, blobs, run, judged_rounds(records, run))
 
 
 def first_kept(records: LedgerReader, blobs: Kept, run: str, rounds: JudgedRounds | None) -> BestRound | None:
-    """The best of these rounds whose state is still kept."""
+    """The best of the rounds whose state is still kept."""
     return None if rounds is None else _kept(lambda number: records.state(run, number), blobs, rounds.ranked)
 
 
@@ -208,7 +208,7 @@ def _kept(state_of: Callable[[int], Digest | None], blobs: Kept, ranked: Iterabl
 
 
 def _reader(records: LedgerReader, run: str) -> Means:
-    """Reads each name once, and those that are asked for alone: a long run of many sites has millions of scores."""
+    """Reads each name once, and only names that are asked for: a long run of many sites has millions of scores."""
     return cache(lambda name: read_means(records, run, name))
 
 

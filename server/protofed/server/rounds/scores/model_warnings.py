@@ -1,7 +1,7 @@
 """Whether a run's models are of any use: what its scores, losses and norms say against them. Pure functions.
 
-The thresholds are chosen so that the shipped recipes on digits and HAM10000, which learn, give no warning at any round,
-and are justified where they stand. A model is judged by its newest scores.
+With these thresholds the shipped recipes on digits and HAM10000, which learn, give no warning at any round. A comment
+at each threshold gives the reason. A model is judged by its newest scores.
 """
 
 from __future__ import annotations
@@ -125,10 +125,10 @@ class RunHistory:
     def is_young(self, round: int, auroc: float) -> bool:
         """Whether a model of this round may still be at chance although all is well.
 
-        Up to a third of the rounds, between 5 and 20: FedAvg and FedNH on skewed sites begin with one class a round
-        (digits: until round 3 of 20; HAM10000: 6 of 20; CIFAR-10 among 100 sites: 5 of 30). Up to 70 % of the rounds,
-        between 5 and 50, while it ranks the classes, whatever it calls them: FedProc's cross-entropy counts late
-        (HAM10000: at chance until round 13 of 20, with an area under the ROC curve of 0.72 to 0.78).
+        Up to a third of the rounds, between 5 and 20. FedAvg and FedNH on skewed sites begin with one class a round.
+        Digits: until round 3 of 20; HAM10000: 6 of 20; CIFAR-10 among 100 sites: 5 of 30. Up to 70 % of the rounds,
+        between 5 and 50, while the model ranks the classes. FedProc's cross-entropy counts late: HAM10000 is at chance
+        until round 13 of 20, with an area under the ROC curve of 0.72 to 0.78.
         """
         share, most = (0.7, 50) if auroc > RANKS else (1 / 3, 20)
         return not self.ended and round < min(most, max(5, math.ceil(share * self.rounds)))
@@ -315,8 +315,8 @@ def _unusable(history: RunHistory) -> ModelWarning | None:
     if last.state is not None and last.unusable < UNUSABLE * last.invited:
         return None
     text = (
-        f"Training seems to diverge: in round {last.round}, {last.unusable} of {last.invited} sites had a loss or an "
-        "update that is not finite or far too large; plan.lr may be too high."
+        f"Training seems to diverge. In round {last.round}, {last.unusable} of {last.invited} sites had a loss or an "
+        "update that was not finite or far too large. plan.lr may be too high."
     )
     numbers = {"unusable": last.unusable, "invited": last.invited}
     return ModelWarning(WarningCode.DIVERGING, last.round, None, text, numbers)

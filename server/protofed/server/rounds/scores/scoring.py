@@ -179,7 +179,7 @@ class WarningLog:
         scores: told of each round whose scores are closed.
 
     Attributes:
-        now: all of it, as of the last look; may be read from any thread.
+        now: all warnings, as of the last look; may be read from any thread.
     """
 
     def __init__(self, records: LedgerReader, run: str, scores: ScoreMemory) -> None:
@@ -318,9 +318,9 @@ class Scoring:
         self.plateau = self.plateau_until(None)
 
     def askable(self, trainers: phases.Sites, groups: Groups, round: int) -> phases.Sites:
-        """Of these, those whose own scores can be had: the policy of a site that has trained in no round refuses.
+        """The sites that can send own scores: the policy of a site that has trained in no round refuses.
 
-        Under secure aggregation whole groups of them, as many as a sum takes.
+        Under secure aggregation whole groups, as many as a sum takes.
         """
         if (grouping := self._rules.grouping) is not None:
             available = self._have_trained(trainers)
@@ -383,7 +383,7 @@ class Scoring:
         return None
 
     def _simulated(self, phase: phases.Evaluating | phases.Summing) -> Mapping[str, Spread] | None:
-        """The same sum of what simulated sites reported; None: they reported nothing, or it was summed before."""
+        """The same sum of what simulated sites reported; None: they reported nothing, or it was aggregated before."""
         reported: dict[SiteId, dict[str, float]] = {
             site: dict(scores)
             for site, scores in self._ledger.scores(self._run, phase.round).get(phase.round, {}).items()

@@ -1,7 +1,7 @@
 """Asks sites for the steps of a run's secure aggregation, and says what their uploads must be.
 
 `SumRecord` is one sum as the ledger has it: what each step's sites are sent, the total, and what is wrong with an
-upload. All of it is a function of accepted uploads alone, so a restarted server sends the same bytes and computes the
+upload. Everything is a function of accepted uploads alone, so a restarted server sends the same bytes and computes the
 same sum. What only the sum itself shows is not looked for in an upload.
 """
 
@@ -186,7 +186,7 @@ class SumRecord:
                 signatures = {site: signed_message.signature for site, signed_message in signed.items()}
                 message = SurvivorsMessage(self.survivors(vector), signatures)
             case _:
-                raise ValueError(f"{step} is no step of a sum that is sent something of it")
+                raise ValueError(f"{step} is no step of a secure aggregation that sends something to sites")
         return dict.fromkeys(sites, pack(message))
 
     def total(self) -> Array:
@@ -377,15 +377,16 @@ class SumRounds:
             try:
                 self._reject(rows, phase)
             except OutOfSpaceError as error:  # the step is asked for; the aggregation rejects who is not in the sum
-                log.warning("no space to set updates aside", run=self._run, round=phase.round, why=str(error))
+                log.warning("no space to reject updates", run=self._run, round=phase.round, why=str(error))
         reach("sum-step-asked")
 
     def attempt_after(self, round: int, last: int) -> int:
         """The number of the attempt at a round after this one; 0: there was none.
 
-        A site takes part in no attempt twice, and declines by its policy one that it knows to be over: then this
-        ledger is a copy from before it. Doubled, the number is soon above all that sites know. It ends to be:
-        a site may decline for another reason, such as a limit a day, as often as the recipe allows attempts.
+        A site takes part in no attempt twice. It declines, by its policy, an attempt that it knows to be over: then
+        this ledger is a copy from before that attempt. The number is doubled, so it is soon above all that sites know.
+        The doubling ends: a site may decline for another reason, such as a limit a day, as often as the recipe allows
+        attempts.
         """
         declined = 0 < last < MAX_DOUBLED and any(
             task.reason == FailureReason.POLICY for task in self._ledger.tasks(self._run, round, last)
@@ -421,7 +422,7 @@ class SumRounds:
         return self._checks.get(task_id)
 
     def opened_scores(self, round: int, attempt: int) -> dict[str, Spread]:
-        """What the sum of the sites' own scores says, of which all steps are over.
+        """What the sum of the sites' own scores says, after all steps.
 
         Raises:
             SecureAggregationError: what sites sent does not open it.

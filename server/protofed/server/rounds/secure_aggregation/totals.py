@@ -29,8 +29,8 @@ def check_secure(recipe: Recipe, method: ServerMethod) -> None:
         return
     if counts_contributors(method, recipe) and recipe.classes > MAX_ROWS:
         raise ConfigError(
-            f"recipe '{recipe.name}' has {recipe.classes} classes, and method {recipe.method.name} sums by class: with "
-            f"federation.secure = true expected at most {MAX_ROWS}, whose contributors a site counts from one message"
+            f"recipe '{recipe.name}' has {recipe.classes} classes; expected at most {MAX_ROWS} with "
+            f"federation.secure = true, because method {recipe.method.name} aggregates by class"
         )
 
 
@@ -91,7 +91,7 @@ def unmasked_total(
         updates: gives them anew at each call: who holds which class is known only when all were read once.
 
     Raises:
-        StateError: there are fewer sites than an aggregation takes, or more, or one of their updates cannot be summed.
+        StateError: there are fewer sites than an aggregation takes, or more, or an update cannot be aggregated.
     """
     flags = [_flags(layout, update) for update in updates()]
     if not MIN_SECURE_SITES <= len(flags) <= MAX_SECURE_SITES:
@@ -119,4 +119,4 @@ def _named(update: Update) -> Iterator[None]:
     try:
         yield
     except SecureAggregationError as error:
-        raise StateError(f"the update of {update.site} cannot be summed: {error}") from error
+        raise StateError(f"the update of {update.site} cannot be aggregated: {error}") from error
