@@ -83,5 +83,6 @@ def test_an_old_command_is_run_under_its_new_name_and_warned_of(line: str, run: 
     with capture_logs() as logs:
         assert rename_command(line.split(), COMMANDS) == run.split()
     assert [log["event"] for log in logs] == warned * [
-        "`protofed client plan` is now called `protofed client preview`. Version 0.5.0 does not accept the old name any more"
+        "`protofed client plan` is now called `protofed client preview`. Version 0.5.0 does not accept the old name "
+        "any more"
     ]

@@ -13,9 +13,9 @@ LISTED = Consortium(2, "The Hub", tuple(Partner(site, site.title(), site) for si
 @pytest.mark.parametrize(
     ("required", "said", "unsaid"),
     [
-        (True, "so this site is in no secure aggregation. Once one is confirmed", "invent"),
+        (True, "so this site is in no secure aggregation. With a confirmed list", "invent"),
         (False, "can invent the other sites of the group", "no secure aggregation"),
-        (None, 'until one is. With "first-use": whoever runs', "Once one"),
+        (None, 'until one is. With "first-use": whoever runs', "With a confirmed"),
     ],
 )
 def test_without_a_list_it_depends_on_the_policy(required: bool | None, said: str, unsaid: str) -> None:

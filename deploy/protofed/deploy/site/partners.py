@@ -57,10 +57,9 @@ def _without_list(least: int, *, required: bool | None) -> str:
     none = "No list of partners is confirmed here"
     match required:
         case True:
-            then = (
-                f"the server reads this site's update alone with the others of its group, {least - 1} or more partners"
-            )
-            return f"{none}, so this site is in no secure aggregation. Once one is confirmed, {then}."
+            others = f"all others of its group help it, {least - 1} or more partners"
+            then = f"With a confirmed list the server reads this site's update alone only if {others}."
+            return f"{none}, so this site is in no secure aggregation. {then}"
         case False:
             return f"{none}. {INVENTED}"
         case None:

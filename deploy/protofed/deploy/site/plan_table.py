@@ -37,10 +37,11 @@ def show(plan: SitePlan, console: Console, *, tensors: bool | None = None, polic
         f"[bold]{recipe.name}[/bold]: method {method}, model {model}, {recipe.rounds} rounds", highlight=False
     )
     outgoing = _tensors(plan.outgoing, has_policy) if tensors else _parts(plan.outgoing, has_policy)
+    sends = "sends" if plan.masked is None else "masks and sends"
     for title, *blocks in (
         ("What the server asks for", lines(plan.requests), *([limits_table(plan.limits)] if plan.limits else [])),
         *([("What its noise is worth", *_privacy(plan))] if plan.privacy is not None else []),
-        ("What the site sends, in every round that it takes part in", outgoing, _total(plan)),
+        (f"What the site {sends}, in every round that it takes part in", outgoing, _total(plan)),
         (
             f"What the server sees of these, {'with' if plan.server_view.secure else 'without'} secure aggregation",
             *_sight(plan),
@@ -107,7 +108,7 @@ def _total(plan: SitePlan) -> str:
     least, most = plan.sent_bytes
     if plan.masked is not None:
         vector = f"one masked vector of {plan.masked:,} numbers, 8 bytes each, {_mb(most)} MB a round"
-        return f"In their place {vector} is sent, whichever classes the site has."
+        return f"They are sent as {vector}, whichever classes the site has."
     return f"In all {_mb(most)} MB a round" + (f", at least {_mb(least)} MB." if least != most else ".")
 
 
@@ -170,7 +171,7 @@ def _what_numbers_disclose(plan: SitePlan) -> Iterator[str]:
         yield "What a server can compute from the sent numbers and the updates:"
         yield "\n".join(f"- {', '.join(names)}: {sentence}" for sentence, names in by_sentence.items())
     if any(plan.aggregated.values()):
-        yield "From a secure aggregation it learns the number of sites, mean and deviation, over three sites or more."
+        yield "From a secure aggregation it learns each mean, and how many sites have the score: three or more."
     if any(
         len(plan.released[origin]) + len(plan.aggregated[origin]) < len(names) for origin, names in plan.scalars.items()
     ):
