@@ -136,6 +136,18 @@ def test_what_would_leave_is_shown_for_the_examples_that_were_counted(
     assert run("--preview", recipe=False)[0] == 78
 
 
+def test_a_site_that_would_spoil_each_round_is_told_and_ends_with_the_policys_code(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    """With secure aggregation a site does not decline for its images: it would send random numbers."""
+    text = POLICY.replace("parts = [", 'sum_group = 3\nparts = ["prototypes", ')
+    (tmp_path / "policy.toml").write_text(text, encoding="utf-8")
+    secure = ("--set", "federation.secure=true", "--set", "federation.min_sites=3", "--set", "plan.batch_size=2")
+    code, out = run("--policy", tmp_path / "policy.toml", *secure)
+    shown = " ".join(out.split())
+    assert (code, "spoils each round" in shown, "(limits.min_step_sum)" in shown) == (77, True, True), out
+
+
 def test_rare_classes_of_a_drawn_test_set_are_named(check: Check, run: Run, tmp_path: Path) -> None:
     root = tmp_path / "drawn"
     for number in range(31):

@@ -337,8 +337,8 @@ def test_a_limit_by_images_declines_nothing_in_a_secure_run_or_with_noise(recipe
     plan = site_plan(read, policy("fednh", limits={"steps": 2}), cohort=3, examples=20)
     assert [check.key for check in plan.limits if not check.holds] == ["steps", "min_step_sum"]
     assert not plan.refusals
-    assert "random numbers instead" in plan.still_open[0]
-    assert "limits.steps" in plan.still_open[0]
+    assert "random numbers instead" in plan.withheld[0]
+    assert "limits.steps" in plan.withheld[0]
     facts = RunFacts(Digest("b" * 64), frozenset({Part.BODY}), examples=20, cohort=3, features=64)
     assert unchecked(facts, noisy=True) == ()
     assert unchecked(facts) == ("limits.min_contrast",)

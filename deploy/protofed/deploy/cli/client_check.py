@@ -61,7 +61,8 @@ def check(
 ) -> None:
     """Read the site's data as a run would read them. Sends nothing.
 
-    Exit code 65 if the data do not fit the run, 93 if they do and its scores would not be true.
+    Exit code 65 if the data do not fit the run, 77 if the policy refuses it or lets no update out, 93 if scores would be
+    untrue.
 
     Example: `protofed client check RECIPE --settings site.toml --preview`
     """
@@ -85,25 +86,28 @@ def check(
         if contact_sheet is not None:
             bar.say("drawing the contact sheet")
             _draw(result, contact_sheet)
-    view = _preview(result, daemon_settings, as_json=as_json) if preview else None
+    judged = preview or (run_recipe is not None and daemon_settings.policy != _PLACEHOLDER)
+    view = _preview(result, daemon_settings, as_json=as_json) if judged else None
     if as_json:
         report = check_table.plain(result) | ({"preview": view.plain()} if view else {})
         print_json(report, ascii=False)
     else:
-        _show(result, contact_sheet, view)
+        _show(result, contact_sheet, view, preview=preview)
     if code := _exit_code(result, view):
         raise typer.Exit(code)
 
 
-def _show(result: SiteCheck, contact_sheet: Path | None, view: PlanView | None) -> None:
-    from protofed.deploy.site import check_table
+def _show(result: SiteCheck, contact_sheet: Path | None, view: PlanView | None, *, preview: bool) -> None:
+    from protofed.deploy.site import check_table, plan_table
 
     check_table.show(result, console)
     if contact_sheet is not None:
         console.print(f"\ncontact sheet: {contact_sheet} (it shows the site's images)", highlight=False)
-    if view is not None:
+    if view is not None and preview:
         console.print()
         view.show(console)
+    elif view is not None and view.policy is not None:
+        console.print(plan_table.verdict(view.plan, view.policy), highlight=False)
 
 
 def _exit_code(result: SiteCheck, view: PlanView | None) -> int:
@@ -198,8 +202,8 @@ class PlanView:
 
     @property
     def refused(self) -> bool:
-        """Whether the policy declines the run."""
-        return bool(self.plan.refusals)
+        """Whether the policy declines the run, or sends random numbers instead of what the site trains."""
+        return bool(self.plan.refusals or self.plan.withheld)
 
     def plain(self) -> dict[str, Any]:
         """The plan for JSON."""

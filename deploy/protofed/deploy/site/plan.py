@@ -77,8 +77,8 @@ class SitePlan:
         refusals: reasons why the policy would refuse the run; empty if it would not, or without a policy.
         requests: everything that the server asks for, in words, by what it is about.
         limits: each limit of the policy beside what the run asks; none without a policy.
-        still_open: sentences on limits that the run may break yet, as what decides them is not known here, and on those
-            for which the site would send nothing that it trains.
+        withheld: sentences on limits for which the site would send random numbers instead of what it trains.
+        still_open: sentences on limits that the run may break yet, as what decides them is not known here.
         server_view: what the server sees of an update, with secure aggregation and without.
         exchanges: what the method moves between single sites.
         privacy: what its noise is worth; None: it has none.
@@ -99,6 +99,7 @@ class SitePlan:
     refusals: tuple[str, ...]
     requests: Mapping[str, str]
     limits: tuple[LimitCheck, ...]
+    withheld: tuple[str, ...]
     still_open: tuple[str, ...]
     server_view: ServerView
     exchanges: frozenset[Exchange]
@@ -183,6 +184,7 @@ def site_plan(
         refusals=judged.refusals,
         requests=asked(recipe, cohort, examples, model),
         limits=judged.limits,
+        withheld=judged.withheld,
         still_open=judged.still_open,
         server_view=server_view(recipe, client, update.payload, _who_reads(recipe, policy, partners)),
         exchanges=client.declares.exchanges,
@@ -224,6 +226,7 @@ def plain(plan: SitePlan) -> dict[str, Any]:
         "asked": dict(plan.requests),
         "privacy": plain_privacy(plan.privacy),
         "limits": [asdict(check) for check in plan.limits],
+        "withheld": plan.withheld,
         "still_open": plan.still_open,
         "server_sees": {
             "secure": plan.server_view.secure,
@@ -243,6 +246,7 @@ class _Judged:
     rules: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
     limits: tuple[LimitCheck, ...] = ()
+    withheld: tuple[str, ...] = ()
     still_open: tuple[str, ...] = ()
 
 
@@ -265,7 +269,8 @@ def _judged(
         rules=sentences(policy.rules, update.payload.keys(), exchanges, secure=secure, noisy=noisy),
         refusals=(*refusals, *_no_budget(privacy), *broken(limits, secure=secure)),
         limits=limits,
-        still_open=(*withheld(limits, secure=secure), *still_open(unchecked(facts, noisy=noisy))),
+        withheld=tuple(withheld(limits, secure=secure)),
+        still_open=tuple(still_open(unchecked(facts, noisy=noisy))),
     )
 
 

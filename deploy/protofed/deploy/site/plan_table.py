@@ -231,6 +231,14 @@ def _rules(plan: SitePlan) -> list[str]:
 def _verdict(plan: SitePlan, policy: str | None) -> str:
     if policy is None:
         return "None was given; --policy standard, or a file, shows what a policy allows of this."
+    return verdict(plan, policy)
+
+
+def verdict(plan: SitePlan, policy: str) -> str:
+    """What a policy says to the run, as Rich's markup."""
+    if plan.withheld and not plan.refusals:
+        lines = (f"- {escape(sentence)}" for sentence in plan.withheld)
+        return "\n".join([f"[red]Under {policy} the site takes part, and spoils each round:[/red]", *lines])
     if not plan.refusals:
         allowed = f"[green]{policy} lets the site take part[/green]"
         return "\n".join(
