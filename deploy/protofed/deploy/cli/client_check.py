@@ -61,8 +61,8 @@ def check(
 ) -> None:
     """Read the site's data as a run would read them. Sends nothing.
 
-    Exit code 65 if the data do not fit the run, 77 if the policy refuses it or lets no update out, 93 if scores would be
-    untrue.
+    Exit code 65 if the data do not fit the run, 77 if the policy refuses it or lets no update out, 93 if scores
+    would be untrue.
 
     Example: `protofed client check RECIPE --settings site.toml --preview`
     """
