@@ -10,7 +10,7 @@ from protofed.client.policy.update_checks import PolicyRefusedError
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import LocalLoss, Plan, Recipe
 from protofed.common.config.tables import Input, NamedOptions
-from protofed.common.errors import short
+from protofed.common.errors import count, short
 from protofed.common.payload import Part
 
 # Of a larger momentum the sum below would be a difference of nearly equal numbers; it only grows with it.
@@ -125,7 +125,7 @@ def _model(model: NamedOptions, limits: Limits, plugins: frozenset[str]) -> Iter
     allowed = ", ".join(sorted(limits.models)) or "none"
     yield LimitCheck("models", f"model '{model.name}'", allowed, model.name in limits.models | plugins)
     name, value = max(_numbers(model.options), key=lambda pair: abs(pair[1]), default=("", 0.0))
-    requested = f"model.{name} = {value:g}" if name else "a model without numbers"
+    requested = f"model.{name} = {value:g}" if name else "a model without options"
     yield LimitCheck("max_width", requested, f"at most {limits.max_width}", abs(value) <= limits.max_width)
 
 
@@ -201,7 +201,9 @@ def _movement(recipe: Recipe, limits: Limits, facts: RunFacts) -> Iterator[Limit
         return
     plan = recipe.plan
     steps = plan.steps_per_epoch(facts.examples)
-    requested = f"{steps} optimizer steps an epoch with this site's examples and plan.batch_size = {plan.batch_size}"
+    requested = (
+        f"{count(steps, 'optimizer step')} an epoch with this site's examples and plan.batch_size = {plan.batch_size}"
+    )
     if plan.dp is not None:  # of public numbers: a refusal by the site's own would tell of them
         steps = plan.dp.steps(1)
         requested = f"{steps} steps an epoch at plan.dp.sampling_rate = {plan.dp.sampling_rate:g}"
@@ -220,7 +222,7 @@ def _method(recipe: Recipe, limits: Limits) -> Iterator[LimitCheck]:
     # A tiny temperature is a huge factor: of a number and its inverse, the larger one counts.
     sizes = [(max(abs(value), 1 / abs(value)), name, value) for name, value in _numbers(recipe.method.options) if value]
     size, name, value = max(sizes, default=(0.0, "", 0.0))
-    requested = f"method.{name} = {value:g}" if name else "a method without numbers"
+    requested = f"method.{name} = {value:g}" if name else "a method without options"
     most = limits.max_method_number
     yield LimitCheck("max_method_number", requested, f"{1 / most:g} to {most:g}, or 0", size <= most)
 

@@ -57,11 +57,12 @@ def run_demo(folder: Path, console: Console, recipes: Path | None = None) -> Non
     runs = [read_recipe(file) for file in files]
     empty_folder(folder)
     console.print(
-        f"A server, an evaluator and {len(SITES)} sites run as seven processes on this machine. They talk\n"
-        "gRPC over mutual TLS, each with its own key and certificate.\n"
-        "The sites share 512 handwritten digits: 126 of the most frequent class, 12 of the\n"
-        "rarest. Each site has few classes. Their policy is open.toml, for public data only:\n"
-        "they send their own scores, and a server can compute label counts from these.\n"
+        f"A server, an evaluator and {len(SITES)} sites run as seven processes on this machine.\n"
+        "They talk gRPC over mutual TLS, each with its own key and certificate.\n"
+        "The sites share 512 handwritten digits: 126 of the most frequent class, 12\n"
+        "of the rarest. Each site has few classes. Their policy is open.toml, for\n"
+        "public data only: they send their own scores, and a server can compute label\n"
+        "counts from these.\n"
     )
     started_at, views = time.monotonic(), dict[str, Overview | None]()
     with (
@@ -147,8 +148,8 @@ def _story(own: Mapping[str, float]) -> str:
     fednh, fedavg, alone = (own[name] for name in NAMES.values())
     here = "Here, as" if fednh > fedavg > alone else "Not here, but"
     return (
-        f"{here} in each of five seeds and with two CPU instruction sets, sites that train\n"
-        "together know classes that they hardly have, and with FedNH more than with FedAvg."
+        f"{here} in each of five seeds, sites that train together know classes\n"
+        "that they hardly have, and with FedNH more than with FedAvg."
     )
 
 
