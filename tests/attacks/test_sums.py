@@ -17,8 +17,12 @@ from tests.bench import attacks
 from tests.bench.leakage_runs import Case, attacked
 from tests.bench.leakage_scores import Found, strongest, tried
 
+from protofed.common.payload import Part, Update, describe
 from protofed.common.secure_aggregation.groups import alone
+from protofed.common.secure_aggregation.linear_form import POINT, SumLayout
+from protofed.server.methods.cwfedavg_private import CwFedAvgPrivateServer
 from protofed.server.rounds.machine.rules import Grouping
+from protofed.server.rounds.secure_aggregation.totals import unmasked_total
 
 SITES = 6
 EVERY = {**attacks.BY_CLASS, **attacks.MODEL, **attacks.WITH_DATA}
@@ -91,6 +95,29 @@ def test_two_accomplices_of_a_group_of_three_give_the_thirds(
 ) -> None:
     """So do two that the server invented, which is why a person confirms the partners: see test_partners."""
     assert counted.less(accomplices).recovered == recovered
+
+
+def test_sums_by_class_of_whole_models_give_the_head_of_the_only_site_without_a_class() -> None:
+    """With `cwfedavg-private`: the sum over all sites less that over those that have the class. It has no name."""
+    generator, present = np.random.default_rng(0), ([1, 1, 0], [0, 1, 1], [1, 1, 1])
+    heads = generator.standard_normal((3, 3, 5)).astype(np.float32)
+    sent = [
+        Update(
+            f"site-{number}",
+            {
+                Part.BODY: {"weight": np.ones(2, np.float32)},
+                Part.HEAD: {"weight": head},
+                Part.CLASS_PRESENCE: {"present": np.array(has, np.float32)},
+            },
+            {},
+        )
+        for number, (head, has) in enumerate(zip(heads, present, strict=True))
+    ]
+    layout = SumLayout.of(CwFedAvgPrivateServer().sum_form(), describe(sent[0].payload), {})
+    total = unmasked_total(layout, lambda: sent, POINT, min_contributors=2)
+    sums = layout.named(POINT.decoded(total))
+    for c, lacks in ((0, 1), (2, 0)):
+        assert np.array_equal(sums["mean/head/weight"] - sums["mixture/head/weight"][c], heads[lacks])
 
 
 @pytest.mark.parametrize("trap", TRAPS)

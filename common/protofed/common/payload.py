@@ -70,8 +70,8 @@ _DISCLOSES = {
     Part.CLASS_PRESENCE: "Which classes the site has, but not how many examples of each.",
     Part.CLASS_SHARES: "An estimate of the site's class distribution, read from the norms of its head.",
     Part.CLASS_MODELS: "Global models by class, or what they are made of. Only the server sends them.",
-    Part.LABEL_DISTRIBUTION: "The site's true class distribution. It is sent in simulations only: no policy can allow "
-    "it.",
+    Part.LABEL_DISTRIBUTION: "The site's true class distribution. It is never sent by itself, and a policy that names "
+    "it is refused. Method cwfedavg with shares = true adds it to a secure aggregation.",
     Part.SECURE_AGGREGATION: "Keys, shares and a masked vector. Together with the other sites' vectors they give the "
     "aggregate. Alone they tell nothing about one site.",
     Part.CONTROL: "Control variates: the mean gradient of the site's training. They tell again what body and head "
@@ -85,7 +85,7 @@ _DISCLOSES = {
     Part.STEPS: "How many steps the site trained. With epochs and batch size this tells roughly how many examples it "
     "has.",
     Part.SITE_MODELS: "Models of single sites, for other sites to use. Only the server sends them.",
-    Part.PRIVATE: "Nothing: it is not sent.",
+    Part.PRIVATE: "Nothing: it is never sent, and a policy that names it is refused.",
 }
 # True distributions exist in simulations alone; what a server or a site keeps for itself leaves in no message.
 NOT_ON_THE_WIRE = frozenset({Part.LABEL_DISTRIBUTION, Part.PRIVATE})

@@ -90,11 +90,16 @@ def _summed(form: SumForm, part: Part, fewest: int) -> str:
     if part is form.shares:
         what = "how many sites have each class" if part is Part.CLASS_PRESENCE else "the sum of the sites' shares"
         sums.append(f"{what}, of classes with {fewest} such sites or more")
-    return (
-        f"{'; '.join(sums).capitalize()}. Of this site alone: nothing, unless others of its group help."
-        if sums
-        else NOTHING
-    )
+    return f"{'; '.join(sums).capitalize()}. {_alone(form, part)}" if sums else NOTHING
+
+
+def _alone(form: SumForm, part: Part) -> str:
+    """What the sums with a part tell of one site."""
+    if part in form.means and part in form.mixtures and form.shares is Part.CLASS_PRESENCE:
+        return "If all sites but one have a class, the difference of two sums is that site's part, without its name."
+    if form.rows is not None and part is form.rows.part:
+        return "Of this site alone: nothing, unless others of its group, or the other sites with a class, help."
+    return "Of this site alone: nothing, unless others of its group help."
 
 
 def _whole(recipe: Recipe, form: SumForm, reads: str) -> Iterator[str]:
