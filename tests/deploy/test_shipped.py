@@ -93,14 +93,14 @@ def test_each_policy_allows_all_that_a_stricter_one_does_and_only_the_open_one_t
         Policy.read(shipped.folder("policies") / f"{name}.toml").rules for name in ("strict", "standard")
     )
     for narrow, wide in ((strict, standard), (standard, OPEN.rules)):
-        assert narrow.methods < wide.methods
-        assert narrow.parts < wide.parts
+        assert narrow.methods <= wide.methods
+        assert narrow.parts <= wide.parts
         assert narrow.metrics <= wide.metrics
         assert narrow.telemetry < wide.telemetry
     assert strict.telemetry == frozenset()
     assert standard.telemetry == {Telemetry.DISK_FREE_BYTES}
     assert OPEN.rules.telemetry == frozenset(Telemetry)
-    hinting = {name for name in Telemetry if "examples" in name.discloses}
+    hinting = {name for name in Telemetry if "examples" in name.discloses.lower()}
     assert hinting == {Telemetry.GPU_MEMORY_BYTES, Telemetry.STEP_SECONDS}
     assert not hinting & standard.telemetry
     asked = {name: Policy.read(shipped.folder("policies") / f"{name}.toml").rules.secure for name in POLICIES}

@@ -41,7 +41,10 @@ def filled_in(text: str, methods: list[str]) -> str:
 def _admits(policy: Policy, name: str, secure: bool) -> bool:
     half = client_methods.build(name, {})
     try:
-        policy.admit(name, half.sends, read_form(half, name) if secure else None, exchanges=half.declares.exchanges)
+        form = read_form(half, name) if secure else None
+        if policy.rules.secure == "required" and form is not None and form.mixtures:
+            return False  # sums of whole heads by class: two classes whose sites differ by one give that site's head
+        policy.admit(name, half.sends, form, exchanges=half.declares.exchanges)
     except (ConfigError, PolicyRefusedError):
         return False
     return half.declares.own_losses <= policy.rules.limits.losses

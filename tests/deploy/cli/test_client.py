@@ -49,7 +49,7 @@ def test_a_run_is_approved_after_its_plan_was_shown(
     assert code == 0
     shown = (
         f"{recipe.name}: method fednh",
-        "What the site sends",
+        "What the site masks and sends",
         "fewer than 10",
         "standard.toml lets the site take part",
     )

@@ -230,8 +230,7 @@ class TaskTools:
         """Tell the site, and nobody else, that nothing of a fit leaves."""
         self.on_withheld(task, refusal)
         log.error(
-            "this update is not sent: random numbers take its place in the aggregation. Nobody can read this "
-            "aggregate, and the server does not learn which site sent them",
+            "this update is not sent: random numbers take its place, so nobody can read this aggregate",
             run=task.run,
             round=task.round,
             why=str(refusal),

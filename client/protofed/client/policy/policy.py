@@ -475,7 +475,6 @@ class PolicyFile:
 def _warn_of_own_scores(rules: PolicyRules) -> None:
     if own := sorted(filter(is_own, rules.metrics)):
         log.warning(
-            "the policy releases the site's own scores. A server can compute the site's label counts from them. "
-            "Release own scores for public data only; else remove them from metrics",
+            "the policy releases own scores, from which a server can compute label counts: for public data only",
             scores=own,
         )
