@@ -40,7 +40,12 @@ STYLE = """<style>
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        changes = [f"data.partition.sites={len(SITES)}", "plan.epochs=500", *(f"federation.{rule}" for rule in RULES)]
+        changes = [
+            f"data.partition.sites={len(SITES)}",
+            "plan.epochs=100",
+            "plan.batch_size=8",
+            *(f"federation.{rule}" for rule in RULES),
+        ]
         processes = Processes.of(Path(folder), shipped.recipe("digits-fednh", changes))
         try:
             processes.server()
@@ -58,8 +63,9 @@ def main() -> None:
 
 def animated(pictures: Sequence[str]) -> str:
     """One SVG that shows these one after the other, without a script."""
-    head, whole = re.match(r"<svg[^>]*>", pictures[0]), FRAME_S * (len(pictures) - 1) + LAST_S
-    assert head is not None
+    heads = [picture[: picture.index(">") + 1] for picture in pictures]
+    head = max(heads, key=lambda one: float(one.split('viewBox="')[1].split('"')[0].split()[3]))  # the tallest's
+    whole = FRAME_S * (len(pictures) - 1) + LAST_S
     frames, rules = list[str](), list[str]()
     for number, picture in enumerate(pictures):
         begin, end = (100 * FRAME_S * at / whole for at in (number, number + 1))
@@ -67,9 +73,9 @@ def animated(pictures: Sequence[str]) -> str:
         shown = f"0% {{ visibility: hidden }} {begin:.2f}% {{ visibility: visible }}"
         hidden = "" if last else f" {end:.2f}% {{ visibility: hidden }}"
         rules.append(f"@keyframes k{number} {{ {shown}{hidden} }} #f{number} {{ animation-name: k{number} }}")
-        inner = picture.removeprefix(head[0]).removesuffix("</svg>\n")
+        inner = picture.removeprefix(heads[number]).strip().removesuffix("</svg>")
         frames.append(f'<g class="frame" id="f{number}">{inner}</g>')
-    return "\n".join([head[0], STYLE.format(whole=whole, rules=" ".join(rules)), *frames, "</svg>\n"])
+    return "\n".join([head, STYLE.format(whole=whole, rules=" ".join(rules)), *frames, "</svg>\n"])
 
 
 def _drawn(seen: Seen, name: str) -> str:
