@@ -230,7 +230,10 @@ def _rules(plan: SitePlan) -> list[str]:
 
 def _verdict(plan: SitePlan, policy: str | None) -> str:
     if policy is None:
-        return "None was given; --policy standard, or a file, shows what a policy allows of this."
+        return (
+            "None was given, so nothing was checked. The daemon checks its own policy, and may refuse the run. Give "
+            "that policy, as --policy standard or --policy FILE."
+        )
     return verdict(plan, policy)
 
 
