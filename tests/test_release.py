@@ -180,7 +180,10 @@ def test_a_release_comes_into_the_repository_with_its_tag_and_the_next_version(
 ) -> None:
     monkeypatch.setattr(release, "_build", lambda *_: None)
     (repository / "dist").mkdir()
-    (repository / "dist/protofed-0.2.0.tar.gz").touch()
+    (old := repository / "dist/protofed-0.2.0.tar.gz").touch()
+    with pytest.raises(release.RefusedError, match="move them away"):
+        release.release(repository, "0.3.0", TODAY, dry=False)
+    old.unlink()
     dist = release.release(repository, "0.3.0", TODAY, dry=False)
     assert [path.name for path in dist.iterdir()] == ["protofed-0.3.0-notes.md"]
     assert git(repository, "log", "--format=%s").splitlines() == [

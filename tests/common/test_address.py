@@ -38,7 +38,7 @@ def test_no_choice_is_refused_on_every_address_and_both_ways_out_are_said(addres
 
 def test_a_folder_of_the_words_name_is_given_by_its_path() -> None:
     assert choose_identity("none") == NO_TLS
-    assert choose_identity(str(Path("none").absolute())) == Path("none").absolute()
+    assert choose_identity("./none") == Path("none")
     assert choose_identity(None) is None
 
 

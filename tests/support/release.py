@@ -52,8 +52,7 @@ def release(root: Path, text: str, today: date, *, dry: bool) -> Path:
             return clone / "dist"
         git(root, "pull", "--quiet", "--ff-only", str(clone), BRANCH)
         git(root, "fetch", "--quiet", str(clone), "tag", f"v{version}")
-        shutil.rmtree(root / "dist", ignore_errors=True)
-        return shutil.copytree(clone / "dist", root / "dist")
+        return shutil.copytree(clone / "dist", root / "dist", dirs_exist_ok=True)
     finally:
         if not dry:
             shutil.rmtree(work)
@@ -79,6 +78,8 @@ def check(root: Path, text: str) -> Version:
         raise RefusedError(f"VERSION={text} is no release's version: give three numbers, as VERSION=0.3.0")
     if changed := git(root, "status", "--porcelain"):
         raise RefusedError(f"the tree has changes that are not committed; commit or remove them:\n{changed}")
+    if (root / "dist").is_dir() and any((root / "dist").iterdir()):
+        raise RefusedError("dist/ has files, which may be of an earlier release; move them away")
     if (branch := git(root, "branch", "--show-current")) != BRANCH:
         raise RefusedError(f"this is {branch or 'no branch'}; a release is made of {BRANCH}: `git switch {BRANCH}`")
     version = Version(text)

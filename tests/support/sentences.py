@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -119,17 +120,9 @@ def pages() -> list[str]:
 
 def _blocks(text: str) -> Iterator[str]:
     """The text of each paragraph, with a word for each piece of code."""
-    in_table = 0
-    for token in _parser().parse(text):
-        in_table += {"table_open": 1, "table_close": -1}.get(token.type, 0)
-        if token.type == "paragraph_open":
-            in_paragraph = True
-        elif token.type == "paragraph_close":
-            in_paragraph = False
-        elif token.type == "inline" and not in_table and in_paragraph:
+    for before, token in pairwise(_parser().parse(text)):
+        if token.type == "inline" and before.type == "paragraph_open":
             yield _plain(token)
-        elif token.type == "heading_open":
-            in_paragraph = False
 
 
 def _everything(text: str) -> Iterator[str]:

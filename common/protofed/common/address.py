@@ -13,7 +13,7 @@ IdentityChoice = Path | Literal["none"] | None  # a folder with a party's certif
 
 
 def choose_identity(word: str | None) -> IdentityChoice:
-    """What a person typed for --identity; a folder called "none" is to be written `./none/.` or by its whole path."""
+    """What a person typed for --identity; a folder called "none" is to be written `./none`."""
     match word:
         case None | "none":
             return word

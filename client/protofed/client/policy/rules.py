@@ -176,9 +176,7 @@ class PrivacyBudget(StrictModel):
     epsilon: Annotated[float, Field(gt=0, le=1000)]  # most epsilon over all rounds of all runs
     delta: Annotated[float, Field(ge=1e-12, le=1e-2)]  # delta of the guarantee: far below 1 / number of units
     unit: Literal["patient", "image"]  # whom it protects; patient: the site's data must have groups
-    colluders: Annotated[int, Field(ge=0, le=MAX_SECURE_SITES)] = (
-        1  # sites of an aggregation that may tell the server their noise
-    )
+    colluders: Annotated[int, Field(ge=0, le=MAX_SECURE_SITES)] = 1  # partners that may tell the server their noise
 
 
 class PolicyRules(StrictModel):
@@ -187,9 +185,7 @@ class PolicyRules(StrictModel):
     methods: frozenset[str]  # names of the methods that runs may use
     parts: frozenset[Part]  # parts of updates that may be sent
     exchange: frozenset[Exchange] = frozenset()  # models of single sites: "receive" those of others, "share" its own
-    metrics: frozenset[str] = (
-        frozenset()
-    )  # scores that may be sent, without a class's number; own ones tell label counts
+    metrics: frozenset[str] = frozenset()  # scores that may be sent, by their family; own ones tell label counts
     telemetry: frozenset[Telemetry] = frozenset()  # numbers of the site's machine that heartbeats may contain
     plugins: frozenset[str] = frozenset()  # plug-ins that a run may name: code from outside protofed
     dtypes: frozenset[DType] = frozenset({"float32", "int64"})  # dtypes of tensors that may be sent
