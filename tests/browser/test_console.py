@@ -167,7 +167,7 @@ def test_everything_works_without_scripts(program: Program, open_page: Callable[
     page.get_by_role("link", name=RUN).click()
     page.get_by_role("button", name="Pause", exact=True).click()
     expect(page.get_by_role("button", name="Resume")).to_be_visible()
-    expect(page.get_by_role("button", name="Pause updates")).to_have_count(0)
+    expect(page.get_by_role("button", name="Pause refreshing")).to_have_count(0)
 
 
 def test_a_run_is_started_and_another_browser_is_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -116,11 +117,11 @@ def test_the_overview_has_what_waits_for_a_decision(pages: Pages, offered: Recip
 
 def test_it_says_whether_a_daemon_runs_and_a_look_is_none(pages: Pages, state: Path) -> None:
     browser, lock = pages(), files.Lock(state)
-    assert ">running<" in browser.get("/")
+    assert "daemon running<" in browser.get("/")
     lock.release()
-    assert ">not running<" in browser.get("/")
+    assert "daemon not running<" in browser.get("/")
     (state / "lock").unlink()
-    assert ">not running<" in browser.get("/")
+    assert "daemon not running<" in browser.get("/")
     assert not (state / "lock").exists()  # looking makes no file
     browser = pages()
     browser.get("/")
@@ -144,9 +145,40 @@ def test_what_it_does_is_read_from_the_newest_sign_of_it(pages: Pages, state: Pa
     journal = Journal(state / AUDIT)
     journal.append("sent", call="NextTask", digest="b", bytes=10, facts={"site": "site-1"})
     journal.close()
+    lock = files.Lock(state)
     text = browser.get("/?fragment=1")
-    assert "wait for a task" in text
+    lock.release()
+    assert "waiting for a task" in text
     assert "epoch 7 of 12" not in text
+
+
+def test_one_look_tells_what_runs_for_whom_and_what_was_sent(pages: Pages, state: Path, tmp_path: Path) -> None:
+    tile = re.compile(r'<dd id="(now|whom|sent)".*?</dd>', re.DOTALL)
+
+    def tiles() -> dict[str, str]:
+        return {found[1]: re.sub(r"<[^>]+>", " ", found[0]) for found in tile.finditer(pages().get("/"))}
+
+    log = SiteLog(state)
+    log.look()
+    sent = sum(one.size for one in log.leavings())
+    assert "no daemon" in tiles()["now"]
+    assert f"{sent / 1000:.1f} kB" in tiles()["sent"]
+    assert "in 2 rounds of 1 run" in tiles()["sent"]
+    assert "partner" not in tiles()["whom"]
+    journal = Journal(state / AUDIT)
+    facts: dict[str, Any] = {"run": "kept", "round": 3, "task_id": "t3", "scores": {}, "server": "hub.example:7443"}
+    journal.append("sent", call="ReportScores", digest="c", bytes=1_000_000, facts=facts, server="hub.example:7443")
+    journal.append("sent", call="Heartbeat", digest="d", bytes=9, facts={"run": "kept", "activity": "training"})
+    journal.close()
+    confirm(state, listed({"site-1": state, "site-2": tmp_path / "2", "site-3": tmp_path / "3"}))
+    lock = files.Lock(state)
+    found = tiles()
+    lock.release()
+    assert "training" in found["now"]
+    assert "1.0 MB" in found["sent"]
+    assert "in 3 rounds of 1 run" in found["sent"]
+    for said in ("The Hub", "and hub.example:7443", "2 partners"):
+        assert said in found["whom"]
 
 
 def test_spent_privacy_stands_beside_the_budget(pages: Pages, state: Path, tmp_path: Path) -> None:
@@ -281,7 +313,7 @@ def test_a_real_run_is_on_the_page_as_the_server_has_it(
             if server.runs.finished:
                 break
         assert server.runs.failed == []
-        assert ">running<" in browser.get("/")
+        assert "daemon running<" in browser.get("/")
     items, again = log.leavings(recipe.name), SiteLog(folder)
     again.look()
     assert again.leavings(recipe.name) == items  # read whole, and as it was written

@@ -77,6 +77,8 @@ class HospitalOverview:
                 "total": disk.total,
                 "said": f"daemon {'running' if runs else 'not running'}, {'paused, ' if pause else ''}"
                 f"{count(len(waiting), 'run')} to decide on",
+                **_whom(site),
+                **_sent(site),
                 **_certificate(site),
                 **_spent(site),
                 **_privacy_picture(site),
@@ -87,6 +89,37 @@ class HospitalOverview:
 def _missing(site: HospitalSite) -> list[str]:
     """What a running daemon lacks, by its own /readyz; none if it has no such address."""
     return readyz.missing(site.state) if (site.state / readyz.ADDRESS_FILE).exists() else []
+
+
+def _whom(site: HospitalSite) -> Mapping[str, Any]:
+    """The institution that runs the server, by the confirmed list; the server's address; how many other sites."""
+    try:
+        confirmed = Partners(site.state).confirmed()
+        server = "" if site.settings is None else site.settings.read().server
+    except ProtofedError:  # `_partners`, or the health page, says why
+        confirmed, server = None, ""
+    servers = server or " and ".join(sorted({one.server for one in site.log.leavings() if one.server}))
+    if confirmed is None:
+        return {"coordinator": "", "servers": servers, "partners": 0, "listed": 0}
+    listed = confirmed.consortium
+    return {
+        "coordinator": listed.coordinator,
+        "servers": servers,
+        "partners": len(listed.partners) - 1,
+        "listed": listed.number,
+    }
+
+
+def _sent(site: HospitalSite) -> Mapping[str, Any]:
+    """How much the audit log says was sent, and when last; `sent_more`: older records are not here."""
+    items = [one for one in site.log.leavings() if not one.why]
+    return {
+        "sent_bytes": sum(one.size for one in items),
+        "sent_rounds": len({(one.run, max(1, one.round)) for one in items}),
+        "sent_runs": len({one.run for one in items}),
+        "sent_last": unix(items[0].at) if items else 0.0,
+        "sent_more": bool(site.log.gaps()),
+    }
 
 
 def _certificate(site: HospitalSite) -> Mapping[str, Any]:

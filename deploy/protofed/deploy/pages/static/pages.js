@@ -104,10 +104,10 @@
   const button = document.createElement("button");
   button.type = "button";
   button.className = "plain pause";
-  button.textContent = "Pause updates";
+  button.textContent = "Pause refreshing";
   button.addEventListener("click", () => {
     paused = !paused;
-    button.textContent = paused ? "Go on with updates" : "Pause updates";
+    button.textContent = paused ? "Refresh again" : "Pause refreshing";
   });
   announcer.after(button);
   setTimeout(refresh, 1000 * Number(region.dataset.live));
