@@ -12,7 +12,7 @@ from itertools import combinations
 import pytest
 
 from protofed.common.secure_aggregation.groups import Groups, find_group
-from protofed.common.secure_aggregation.keys import threshold
+from protofed.common.secure_aggregation.keys import helpers_outside, helpers_within, threshold
 
 PAGE = {3: (2, 2), 4: (2, 3), 5: (2, 4), 6: (2, 5), 10: (2, 7)}  # hospitals: with groups of three; with one group
 
@@ -72,6 +72,7 @@ def test_so_many_partners_must_help_the_server(sites: int) -> None:
     """With `sum_group = 3` the server chooses: a group of three, which a round can be over alone."""
     assert (fewest(split(3, 3)), fewest(split(sites, sites))) == PAGE[sites]
     assert fewest(split(sites, 3)) >= 2
+    assert helpers_within(sites) == PAGE[sites][1]
 
 
 @pytest.mark.parametrize("sites", range(3, 10))
@@ -80,11 +81,12 @@ def test_up_to_nine_sites_no_lie_about_who_is_missing_helps(sites: int) -> None:
     for groups in (split(sites, 3), split(sites, sites)):
         victim, *others = (site for group in groups for site in group)
         assert not lies(groups, victim, others)
+    assert helpers_outside(3, sites) is None
 
 
 def test_of_ten_in_groups_of_three_four_of_other_groups_are_enough() -> None:
     groups = split(10, 3)
-    assert fewest(groups, [site for group in groups[1:] for site in group]) == 4
+    assert fewest(groups, [site for group in groups[1:] for site in group]) == helpers_outside(3, 10) == 4
 
 
 @pytest.mark.parametrize(("sites", "count"), [(4, 2), (5, 3), (10, 4)])

@@ -90,6 +90,15 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ],
         ["saw the update of each site", "dropped out"],
     ),
+    "one large group": (
+        {
+            "recipe.federation": {"secure": True},
+            "rounds": [attempt(0), aggregated(1), aggregated(2)],
+            "groups": [["ann", "bob", "cyd", *(f"more-{number}" for number in range(4))]],
+        },
+        ["only together with 5 or more others of its group."],
+        ["all others"],
+    ),
     "scores summed, too": (
         {
             "recipe.federation": {"secure": True},

@@ -25,10 +25,19 @@ def test_without_a_list_it_depends_on_the_policy(required: bool | None, said: st
 
 
 def test_partners_are_counted_before_the_first_sum_and_then_named() -> None:
-    assert "at least 2 partners of list 2" in who_reads("ann", (), LISTED, 3, required=True)
+    assert "with 2 or more partners of list 2" in who_reads("ann", (), LISTED, 3, required=True)
+    assert "partners of list" not in who_reads("ann", (), LISTED, None, required=True)
     grouped = who_reads("ann", ("ann", "bob", "cleo"), LISTED, 3, required=True)
     assert grouped == "The server reads this site's update alone only together with Bob (bob), Cleo (cleo)."
     of_bob = Consortium(2, "BOB", LISTED.partners)
     text = who_reads("ann", ("ann", "bob", "cleo"), of_bob, 3, required=True)
     assert text.startswith("BOB runs the server and is in this site's group as bob.")
     assert text.endswith("only together with Cleo (cleo).")
+
+
+def test_of_many_partners_fewer_than_all_are_enough() -> None:
+    names = [f"s{number:02}" for number in range(10)]
+    ten = Consortium(1, "The Hub", tuple(Partner(name, name.title(), name) for name in names))
+    assert "only together with 5 of S01 (s01)," in who_reads("s00", names[:7], ten, 3, required=True)
+    three = who_reads("s00", names[:3], ten, 3, required=True)
+    assert three.endswith("(s02), or with 4 partners outside the group, if it lies about who is missing.")

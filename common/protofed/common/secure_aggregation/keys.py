@@ -84,6 +84,28 @@ def threshold(sites: int) -> int:
     return 2 * sites // 3 + 1
 
 
+def helpers_within(group: int) -> int:
+    """How many other sites of a group of so many must help the server until it reads one site's update.
+
+    All others, or so many that they reveal every secret.
+    """
+    return min(group - 1, threshold(group))
+
+
+def helpers_outside(group: int, sites: int) -> int | None:
+    """How many sites of other groups are enough for a server that lies about who is missing; None: no lie helps.
+
+    The lie shows some sites a set of survivors with the group, others one without it. `threshold` sites sign each set:
+    an honest site signs one, a helper both.
+
+    Args:
+        group: sites of the group.
+        sites: at most so many are aggregated together.
+    """
+    totals = [n for n in range(group + 1, sites + 1) if n - group >= threshold(n)]
+    return min((2 * threshold(n) - n for n in totals), default=None)
+
+
 KEY_BYTES = 32
 _BLOCK_WORDS = 1 << 13  # 64 KiB, which stays in a core's cache: 4 GB/s, ten times that of single words
 _NO_NONCE = bytes(16)  # each key makes one stream

@@ -210,7 +210,7 @@ def runs(
     for row in rows:
         for line in offered_runs.run_lines(row, console.width):
             say(line)
-    reads = Partners(state).problem(required=False) or PartnersView.of(state).who_reads(3)
+    reads = Partners(state).problem(required=False) or PartnersView.of(state).who_reads()
     say(textwrap.fill(f"in runs with secure aggregation: {reads}", max(console.width, 60), subsequent_indent="  "))
     if (pause := orders.open_pause(state).current()) is not None:
         say(f"this site is {pause}: it takes no task of any run")

@@ -11,6 +11,7 @@ from protofed.common.errors import ConfigError
 from protofed.common.errors import count as counted
 from protofed.common.protocol.messages import SUM_STEPS
 from protofed.common.protocol.scores import JUDGED_BY, MAJORITY, PAIR, Spread
+from protofed.common.secure_aggregation.keys import helpers_outside, helpers_within
 from protofed.deploy.report.document import (
     LABELS,
     Section,
@@ -182,7 +183,16 @@ def _groups(record: RunView) -> str:
     known = record.partners or {"institutions": {}}
     called = {site: f"{name} ({site})" for site, name in known["institutions"].items() if name != site}
     together = "; ".join(", ".join(called.get(site, site) for site in group) for group in groups)
-    reads = "The server reads one site's update alone only together with all others of its group."
+    needed = {len(group): helpers_within(len(group)) for group in groups}
+    within = (
+        "all others"
+        if all(size - 1 == helpers for size, helpers in needed.items())
+        else f"{min(needed.values())} or more others"
+    )
+    outside = [helpers_outside(size, sum(map(len, groups))) for size in needed]
+    fewest = min((helpers for helpers in outside if helpers is not None), default=None)
+    lie = "" if fewest is None else f", or with {fewest} sites of other groups, if it lies about who is missing"
+    reads = f"The server reads one site's update alone only together with {within} of its group{lie}."
     return f"Aggregated together: {together}. {reads} {_list(record.partners)}"
 
 

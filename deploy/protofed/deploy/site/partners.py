@@ -12,6 +12,7 @@ from protofed.client.secure_aggregation.sessions import FOLDER, Pinned, pinned_i
 from protofed.common.errors import count
 from protofed.common.payload import SiteId
 from protofed.common.protocol.consortium import Consortium, changes
+from protofed.common.secure_aggregation.keys import helpers_outside, helpers_within
 
 TOLD = (
     "With a new group, the server can subtract the two groups' sums from each other. What is the same in all runs, "
@@ -25,7 +26,7 @@ INVENTED = (
 
 
 def who_reads(
-    own: SiteId, group: Collection[SiteId], listed: Consortium | None, least: int, *, required: bool | None
+    own: SiteId, group: Collection[SiteId], listed: Consortium | None, least: int | None, *, required: bool | None
 ) -> str:
     """What it takes to learn one site's update alone, in a run with secure aggregation.
 
@@ -33,32 +34,47 @@ def who_reads(
         own: the site.
         group: of the site, for secure aggregation; empty: it has none yet.
         listed: the confirmed list; None: none is.
-        least: sites of a group, by policy and recipe.
+        least: sites of a group, by policy and recipe; None: these are not known.
         required: the policy asks for a confirmed list; None: the policy is not known.
     """
     if listed is None:
         return _without_list(least, required=required)
     if not group:
-        together = f"Together with the others of the group, at least {least - 1} partners of list {listed.number}"
-        chosen = f"The server chooses the group at the first secure aggregation, {least} sites or more."
-        return f"{chosen} {together}, it reads this site's update alone."
+        chosen = "The server chooses the group at the first secure aggregation"
+        if least is None:
+            return f"{chosen}. Together with the others of the group, it reads this site's update alone."
+        together = (
+            f"Together with {helpers_within(least)} or more partners of list {listed.number} that are in the group"
+        )
+        return f"{chosen}, {least} sites or more. {together}, it reads this site's update alone."
     running = {one.site for one in listed.coordinating}
     inside = sorted(running.intersection(group) - {own})
     partners = sorted(set(group) - {own} - running)
     runs = (
         f"{listed.coordinator} runs the server and is in this site's group as {', '.join(inside)}. " if inside else ""
     )
-    if not partners:
+    needed = helpers_within(len(group)) - len(inside)
+    if needed <= 0 or not partners:
         return f"{runs}It reads this site's update alone."
-    return f"{runs}The server reads this site's update alone only together with {listed.named(partners)}."
+    some = "" if needed == len(partners) else f"{needed} of "
+    within = f"{runs}The server reads this site's update alone only together with {some}{listed.named(partners)}"
+    outside = helpers_outside(len(group), len(listed.partners))
+    return f"{within}." if outside is None else f"{within}{outside_text(outside)}."
 
 
-def _without_list(least: int, *, required: bool | None) -> str:
+def outside_text(helpers: int) -> str:
+    """How else a server reads a site's update alone, of `helpers_outside`."""
+    return f", or with {count(helpers, 'partner')} outside the group, if it lies about who is missing"
+
+
+def _without_list(least: int | None, *, required: bool | None) -> str:
     none = "No list of partners is confirmed here"
     match required:
         case True:
-            others = f"all others of its group help it, {least - 1} or more partners"
-            then = f"With a confirmed list the server reads this site's update alone only if {others}."
+            helpers = "partners" if least is None else f"{helpers_within(least)} or more partners"
+            then = (
+                f"With a confirmed list, {helpers} of its group must help the server to read this site's update alone."
+            )
             return f"{none}, so this site is in no secure aggregation. {then}"
         case False:
             return f"{none}. {INVENTED}"
@@ -128,7 +144,7 @@ class PartnersView:
             sentences.append(f"This site's group ends, because {leaving} is no longer a partner. {TOLD}")
         return sentences
 
-    def lines(self, least: int = 3) -> list[str]:
+    def lines(self, least: int | None = None) -> list[str]:
         """Both lists, the group, and what it takes to read this site's update alone."""
         lines = list[str]()
         if self.offered is not None and self.offered != self.listed:
@@ -143,7 +159,7 @@ class PartnersView:
             lines.append(f"group: {', '.join(self.group.group)}, since {self.group.at}, run {self.group.run}")
         return [*lines, self.who_reads(least)]
 
-    def who_reads(self, least: int, *, required: bool | None = None) -> str:
+    def who_reads(self, least: int | None = None, *, required: bool | None = None) -> str:
         """What it takes to read this site's update alone; `least` and `required` as of the function."""
         group = () if self.group is None else self.group.group
         return who_reads(self.site, group, self.listed, least, required=required)
