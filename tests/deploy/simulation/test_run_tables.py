@@ -30,7 +30,7 @@ def test_a_table_tells_of_a_sample_and_has_dashes_for_what_is_not_there(recipe_o
         " Own models: on a stratified sample, at most 2,000 images, of the test set."
     )
     assert "sample" not in str(scores_table([whole], {}, "scores").caption)
-    recipe, aggregated = recipe_of("fedavg"), Spread(0.912, 0.034, None, 3)
+    recipe = recipe_of("fedavg")
     started = Overview(
         run=recipe.name,
         began=True,
@@ -53,10 +53,16 @@ def test_a_table_tells_of_a_sample_and_has_dashes_for_what_is_not_there(recipe_o
     shown = printed(progress_table([recipe], {recipe.name: started}, "runs"))
     assert "0/3" in shown
     assert shown.count("–") == 3
-    view = replace(started, scores={"personal.pm_v": aggregated})
+    view = replace(started, scores={"personal.pm_v": Spread(0.912, 0.034, 0.87, 3)})
     table = printed(scores_table([recipe], {recipe.name: view}, "scores"))
     assert "91.2 ± 3.4" in table
+    assert table.count("–") == 4
+    assert "*" not in table
+    view = replace(started, scores={"personal.pm_v": Spread(0.912, None, None, 3)})
+    table = printed(scores_table([recipe], {recipe.name: view}, "scores"))
+    assert "91.2 *" in table
     assert table.count("–") == 5
+    assert "*: a mean over sites, from a secure aggregation" in " ".join(table.split())
 
 
 DP = {"noise_multiplier": 1.0, "max_unit_norm": 1.0, "sampling_rate": 0.25}

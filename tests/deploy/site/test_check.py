@@ -261,7 +261,7 @@ def test_groups_in_train_and_test_are_refused_and_their_names_not_told(run: Run,
     assert len(found["ungrouped"]) == 7
     _, out = run(settings=grouped)
     assert "1 group\n" in out
-    assert "2 images are of groups in both train and test" in out
+    assert "2 images of groups in both train and test" in out
 
 
 def test_another_preparation_than_the_pinned_one_is_refused_by_name(check: Check, recipe: Recipe, folder: Path) -> None:

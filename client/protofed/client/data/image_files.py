@@ -30,6 +30,7 @@ _NEEDED, _OPTIONAL = ("path", "label"), ("split", "group")
 _DRIVE = re.compile(r"[A-Za-z]:")
 _SEPARATOR_LINE = re.compile(r"sep=([,;\t|])\s*", re.IGNORECASE)
 _WORKBOOKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # how .xlsx and .ods begin, and .xls
+LISTED = "`protofed client check` lists these images under 'Groups'"
 _IMAGES = frozenset({".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif", ".webp", ".jp2", ".dcm", ".dicom"})
 
 
@@ -267,16 +268,12 @@ class Scan:
         self.labels.check(self.unmapped)
         if self.ungrouped:
             raise DataError(
-                "data.group_pattern does not match the paths of all images; expected one (group) in each. "
-                "`protofed client check` lists the others"
+                f"data.group_pattern does not match the paths of all images; expected one (group) in each. {LISTED}"
             )
         if self.crossing:
             groups, rows = len({item.group for item in self.crossing}), [item.row for item in self.crossing]
             where = "" if None in rows else f" (the first in row {rows[0]})"
-            raise DataError(
-                f"{groups} groups are in both train and test{where}; expected each on one side: "
-                "`protofed client check` lists their images"
-            )
+            raise DataError(f"{groups} groups are in both train and test{where}; expected each on one side. {LISTED}")
         if self.ambiguous:
             raise DataError(
                 f"row {self.ambiguous[0].row} of the manifest gives a name that several files below its folder "

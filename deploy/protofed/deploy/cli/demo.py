@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -86,6 +87,7 @@ def run_demo(folder: Path, console: Console, recipes: Path | None = None) -> Non
     console.print()
     console.print(scores_table(runs, views, "scores after the last round"))
     console.print(f"\n{_scores_text(views)}")
+    protofed = "protofed" if shutil.which("protofed") else sys.argv[0]  # `make demo` sets no PATH
     console.print(
         f"\nIn {folder}:\n"
         f"{_report(folder)}"
@@ -94,8 +96,8 @@ def run_demo(folder: Path, console: Console, recipes: Path | None = None) -> Non
         "  site-*/            what each site kept; audit.jsonl: every message that it sent\n"
         "  *.log              one JSON line per event\n"
         "  ca/, identities/   certificates and keys of this demo\n"
-        f"`protofed audit show {folder / SITES[0]}` lists what that site sent,\n"
-        f"`protofed client runs {RECIPES[0]} --state {folder / SITES[0]}` shows its own scores.",
+        f"`{protofed} audit show {folder / SITES[0]}` lists what that site sent,\n"
+        f"`{protofed} client runs {RECIPES[0]} --state {folder / SITES[0]}` shows its own scores.",
         soft_wrap=True,
         highlight=False,
     )

@@ -72,7 +72,8 @@ def scores_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None]
         f" Own models: on a stratified sample, at most {most:,} images, of the test set." for most in sorted(samples)
     )
     lines = [RunLine(recipe, view) for recipe in recipes if (view := views.get(recipe.name)) is not None]
-    return terminal(SCORES, lines, BOXED, title, CAPTION + sampled)
+    aggregated = any(spread.std is None for line in lines if line.view for spread in line.view.scores.values())
+    return terminal(SCORES, lines, BOXED, title, CAPTION + sampled + ONLY_MEAN * aggregated)
 
 
 def _method(line: RunLine) -> str:
@@ -105,6 +106,9 @@ CAPTION = (
     "classes that the site has. PM(L): the same, weighted by the site's class frequencies. Own balanced: on all "
     "classes. In %, mean ± standard deviation over sites."
 )
+
+AGGREGATED = " *"  # a mean that is alone
+ONLY_MEAN = " *: a mean over sites, from a secure aggregation, which tells of no site alone."
 
 
 def scores_json(views: Sequence[Overview]) -> list[dict[str, Any]]:
@@ -165,7 +169,8 @@ def simulate_with_progress(
         progress(recipe.name, recipe.rounds, "rounds", stays=True) as bar,
         simulation(recipe, state, pick_device(device), policy=site_policy, pool=pool) as running,
     ):
-        bar.say("making the model")
+        done, _ = status(running.run.phase, recipe.rounds)
+        bar.to(done, f"continuing after round {done}" if done else "making the model")
         running.go(on_task=lambda: bar.to(*status(running.run.phase, recipe.rounds)))
         view, best = overview(running.ledger, recipe.name), find_best(running.ledger, running.blobs, recipe.name)
         warnings, refused = find_warnings(running.ledger, recipe.name), running.refused
@@ -220,8 +225,10 @@ def status(phase: Phase, rounds: int) -> tuple[int, str]:
 
 def _percent(value: Spread | None, *fields: str) -> str:
     numbers = [getattr(value, field, None) for field in fields]
-    texts = [f"{100 * number:.1f}" for number in numbers if number is not None]
-    return " ± ".join(texts) if len(texts) == len(fields) else "–"  # not scored yet; or of a sum, without a worst site
+    if numbers[0] is None:
+        return "–"  # not scored yet; or of a secure aggregation, which has no worst site
+    text = " ± ".join(f"{100 * number:.1f}" for number in numbers if number is not None)
+    return text + AGGREGATED * (None in numbers)
 
 
 PROGRESS: Sequence[Column[RunLine]] = (

@@ -308,7 +308,7 @@ class SiteCheck:
 
     def _about_files(self) -> Iterator[Concern]:
         if count := len(self.unreadable) + len(self.misplaced):
-            without_run = "a run refuses the site unless data.max_unreadable_fraction allows so many"
+            without_run = "a run refuses the site if data.max_unreadable_fraction allows fewer"
             then = without_run if self.request.recipe is None else "they are left out"
             yield Concern(f"files that cannot be used: {count:,}; {then}", untrue=False)
 

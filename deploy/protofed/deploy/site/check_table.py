@@ -195,7 +195,7 @@ def _groups(check: SiteCheck) -> RenderableType | None:
         return None
     whole = "" if check.crossing or check.ungrouped else ", none of them in both train and test"
     lines = [Text(f"{counted(check.groups or 0, 'group')}{whole}")]
-    in_both, in_none = "are of groups in both train and test", "are in no group"
+    in_both, in_none = "of groups in both train and test", "in no group"
     for names, problem in ((check.crossing, in_both), (check.ungrouped, in_none)):
         if names:
             lines.append(Text(f"{counted(len(names), 'image')} {problem}:", style="red"))
@@ -234,7 +234,8 @@ def _pixels(check: SiteCheck) -> RenderableType | None:
     mean, std = (", ".join(f"{value:.3f}" for value in values) for values in (input_.mean, input_.std))
     lines = [Text(f"{text} (the recipe: mean {mean}; std {std})")]
     if check.deviations:
-        hint = "Far from the recipe's: are these images of the kind that the run is about, and input.window right?"
+        window = "" if input_.window is None else " and that input.window is right"
+        hint = f"Far from the recipe's: check that these images are of the kind that the run is about{window}."
         lines += [Text(f"- {line}", style="yellow") for line in check.deviations] + [Text(hint, style="yellow")]
     return Group(*lines)
 

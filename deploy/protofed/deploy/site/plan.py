@@ -78,7 +78,7 @@ class SitePlan:
         requests: everything that the server asks for, in words, by what it is about.
         limits: each limit of the policy beside what the run asks; none without a policy.
         withheld: sentences on limits for which the site would send random numbers instead of what it trains.
-        still_open: sentences on limits that the run may break yet, as what decides them is not known here.
+        still_open: sentences on limits that the run may break yet, because what decides them is not known here.
         server_view: what the server sees of an update, with secure aggregation and without.
         exchanges: what the method moves between single sites.
         privacy: what its noise is worth; None: it has none.

@@ -73,9 +73,9 @@ def _sentence(check: LimitCheck) -> str:
 def still_open(unchecked: Sequence[str]) -> Iterator[str]:
     """Sentences on rules that a run may break yet, by what decides them."""
     if by_images := [rule for rule in unchecked if rule in BY_IMAGES]:
-        yield f"Decided by the site's images, as `protofed client check` tells beforehand: {', '.join(by_images)}."
+        yield f"Not known yet, because it depends on the site's images: {', '.join(by_images)}."
     if by_server := [rule for rule in unchecked if rule not in BY_IMAGES]:
-        yield f"Decided by what the server announces: {', '.join(by_server)}."
+        yield f"Not known yet, because the server announces it: {', '.join(by_server)}."
 
 
 def _unusual(plan: Plan) -> str:

@@ -283,8 +283,8 @@ def _same_scores(model: _Model) -> ModelWarning | None:
     if len(last) < needed or newest.get(ACCURACY) == 1 or any(scores != newest for _, scores in last):
         return None
     text = (
-        f"Training changes nothing: all scores of {model.name} are the same in the last {len(last)} scored rounds, "
-        f"{last[0][0]} to {number}."
+        f"All scores of {model.name} are the same in the last {len(last)} scored rounds, {last[0][0]} to {number}: "
+        "the model no longer learns, or training has no effect."
     )
     numbers = {"since_round": last[0][0], "scored_rounds": len(last)}
     return ModelWarning(WarningCode.UNCHANGED, number, model.site, text, numbers)
