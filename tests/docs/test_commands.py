@@ -24,7 +24,7 @@ from docs.markdown import GENERATED
 from numpy.typing import NDArray
 from tests.e2e import pilot_guide, tutorials
 from tests.support.command_line import Answers, called
-from tests.support.image_files import ramp, save
+from tests.support.image_files import classes, ramp, save
 
 from protofed.client.data import arrays
 from protofed.client.data.site_data import Examples
@@ -44,6 +44,7 @@ FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
+FILE = re.compile(r"^```toml\n# file (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)  # what a page has its reader write
 # Pages whose blocks a module of tests/e2e types word for word, with what it reads of them.
 TYPED: Mapping[str, str] = {
     "docs/how-to/pilot.md": "tests.e2e.pilot",
@@ -191,7 +192,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """In a folder with a site's audit log and an image; the images of public data sets are black."""
+    """In a folder with a site's audit log, an image and a folder of each class; public data sets' images are black."""
     for name in [name for name in os.environ if name.startswith("PROTOFED_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PROTOFED_DATA", str(tmp_path / "data"))
@@ -200,6 +201,7 @@ def terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pyt
     monkeypatch.setattr(arrays, "_read_npz", _black_file)
     _write_audit_log(tmp_path / "state", STANDS_FOR["RUN"])
     save(tmp_path / "scans" / "one.png", ramp(8, 8, 1))
+    classes(tmp_path / "data" / "images", dict.fromkeys(("Melanoma", "Naevus", "Keratosis"), 15))
     return Terminal(capfd, monkeypatch)
 
 
@@ -239,6 +241,8 @@ def test_every_block_is_typed_from_end_to_end(page: str) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in TYPED])
 def test_every_command_is_run_or_marked_as_not_run(page: str, terminal: Terminal) -> None:
     todo = [(block, command) for block in _blocks(PAGES[page]) for command in block.commands() if block.is_run(command)]
+    for name, body in FILE.findall(PAGES[page]):
+        Path(name).write_text(body, encoding="utf-8")
     before = [terminal.type(command, rehearsed=False) for command in BEFORE.get(page, ()) if todo]
     faults = [f"line {block.line}: {fault}" for block, command in todo if (fault := terminal.type(command))]
     assert not any(before), before
