@@ -125,7 +125,7 @@ def test_what_would_leave_is_shown_for_the_examples_that_were_counted(
     (tmp_path / "policy.toml").write_text(POLICY, encoding="utf-8")
     narrow = ("--preview", "--policy", tmp_path / "policy.toml", "--set", "plan.batch_size=2")
     code, found = check(*narrow)
-    assert (code, "prototypes" in found["refusal"]) == (65, True)
+    assert (code, "prototypes" in found["refusal"]) == (77, True)
     assert any("prototypes" in why for why in found["preview"]["refusals"])
     assert "min_contrast" in {row["key"] for row in found["preview"]["limits"]}, "of the images that were read"
     assert not [said for said in found["preview"]["still_open"] if "client check" in said]
@@ -276,7 +276,7 @@ def test_a_class_below_the_policys_threshold_is_said_to_be_absent(run: Run, tmp_
     policy = tmp_path / "policy.toml"
     policy.write_text('methods = ["fednh"]\nparts = ["body"]\nmin_samples_per_class = 2\n', encoding="utf-8")
     code, out = run("--policy", policy)
-    assert code == 65
+    assert code == 77
     assert "The daemon would take no part" in out, "the policy does not allow prototypes"
     assert "count as absent: malignant." in " ".join(out.split())
 
@@ -298,6 +298,8 @@ def test_mean_and_std_are_those_of_the_pixels_and_far_ones_hinted_at(
     code, found = check()
     assert code == 0, "a hint, no refusal"
     assert [line.partition(":")[0] for line in found["far_from_the_recipe"]] == ["channel 0", "channel 1", "channel 2"]
+    (tmp_path / "recipe.toml").write_text(RECIPE.replace(", std = [0.2]", ""), encoding="utf-8")
+    assert check()[1]["far_from_the_recipe"] == [], "a recipe that sets neither expects nothing"
 
 
 def test_without_a_recipe_own_labels_count_and_for_an_evaluator_its_test_set(check: Check) -> None:

@@ -106,18 +106,18 @@ def _show(result: SiteCheck, contact_sheet: Path | None, view: PlanView | None, 
     if view is not None and preview:
         console.print()
         view.show(console)
-    elif view is not None and view.policy is not None:
+    elif view is not None and view.policy is not None and (view.refused or result.refusal is None):
         console.print(plan_table.verdict(view.plan, view.policy), highlight=False)
 
 
 def _exit_code(result: SiteCheck, view: PlanView | None) -> int:
-    """0, or the code of the first reason against the run: its data, the policy, its scores."""
+    """0, or the code of the first reason against the run: the policy, the data, the scores."""
     from protofed.deploy.doctor.checks import diagnosis  # with cryptography
 
-    if result.refusal is not None:
-        return DataError.exit_code
     if view is not None and view.refused:
         return PolicyViolationError.exit_code
+    if result.refusal is not None:
+        return DataError.exit_code
     return diagnosis("scores-untrue").code if any(concern.untrue for concern in result.concerns) else 0
 
 

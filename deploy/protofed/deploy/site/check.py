@@ -343,12 +343,14 @@ class SiteCheck:
 
     @property
     def deviations(self) -> list[str]:
-        """A sentence for each channel far from the recipe's mean and std: most likely other images than expected."""
-        if self.moments is None or self.request.recipe is None:
+        """A sentence for each channel far from the mean and std that the recipe sets: most likely other images."""
+        input_ = self.request.input
+        sets_none = (input_.mean, input_.std) == (Input.model_fields["mean"].default, Input.model_fields["std"].default)
+        if self.moments is None or self.request.recipe is None or sets_none:
             return []
         shape, lines = (len(self.moments[0]),), []
         # A recipe may give one number for all channels.
-        expected = [np.broadcast_to(values, shape) for values in (self.request.input.mean, self.request.input.std)]
+        expected = [np.broadcast_to(values, shape) for values in (input_.mean, input_.std)]
         for channel, (mean, std, to_mean, to_std) in enumerate(zip(*self.moments, *expected, strict=True)):
             if abs(mean - to_mean) > FAR * to_std or not 1 / WIDE < std / to_std < WIDE:
                 lines.append(
