@@ -14,6 +14,8 @@ from tests.support.partners import listed
 
 from protofed.client.secure_aggregation.partners import OFFERED
 from protofed.client.secure_aggregation.sessions import FOLDER, GROUP, Sessions
+from protofed.deploy.cli import consortium
+from protofed.protos.v1 import operator_pb2 as pb
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -98,3 +100,19 @@ def test_without_a_group_there_is_none_to_forget(tmp_path: Path, run: Run) -> No
     assert json.loads(run("--state", tmp_path, "--json")[1])["group"] is None
     assert run("--forget-group", "--state", tmp_path, "--yes")[0] == 78
     assert run("--state", tmp_path / "mistyped")[0] == 78
+
+
+def test_the_operator_is_told_of_a_site_that_has_another_key_than_the_list(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folders = {site: tmp_path / site for site in ("ann", "bob", "cleo")}
+    offered = listed(folders)
+    info = pb.ConsortiumInfo(offered=offered.document, confirmed=["ann"], waiting=["bob", "cleo"])
+    info.proposed = listed(folders, number=2).document
+    consortium._show(info, as_json=False)
+    assert f"--confirm {offered.code}" in capfd.readouterr().out
+    info.proposed = listed({**folders, "cleo": tmp_path / "new"}, number=2).document
+    consortium._show(info, as_json=False)
+    out = " ".join(capfd.readouterr().out.split())
+    assert "cleo has another key than the list says" in out
+    assert "--confirm" not in out

@@ -27,6 +27,8 @@ from tests.support.tls_server import TlsServer, tls_server
 from protofed.client.policy.dp_accountant import NoisySums
 from protofed.client.policy.policy import Policy
 from protofed.client.policy.rules import PrivacyBudget
+from protofed.client.state.daily_counts import FILE as TODAY
+from protofed.client.state.daily_counts import Counted, DailyCounts
 from protofed.client.state.dp_ledger import FILE, DpLedger
 from protofed.client.transport import diagnosis
 from protofed.client.transport.channels import BusyError
@@ -331,6 +333,20 @@ def test_what_a_policy_lets_out_or_that_it_cannot_be_read(look: Look, tmp_path: 
     assert "9 of the site's own: they tell its label counts" in open_
     told = {roles: look(policy="standard", roles=roles)["policy"].message for roles in (("evaluator",), tuple(Role))}
     assert [("13 of a test set that tell its label counts" in text) for text in told.values()] == [False, True]
+
+
+def test_a_limit_a_day_that_is_used_up(look: Look, tmp_path: Path) -> None:
+    (file := tmp_path / "policy.toml").write_text(
+        'methods = ["fednh"]\nparts = ["body"]\nlimits = { tasks_per_day = 2 }\n', encoding="utf-8"
+    )
+    counts = DailyCounts(tmp_path / "state" / TODAY)
+    (tmp_path / "state").mkdir(exist_ok=True)
+    for task in ("a", "b"):
+        assert findings(look(policy=file, state=tmp_path / "state")) == []
+        assert counts.begin(Counted.TASKS, task, 2) is None
+    found = look(policy=file, state=tmp_path / "state")
+    assert findings(found) == [("policy", "today-used-up")]
+    assert "2 were started today, as many as limits.tasks_per_day allows" in found["policy"].message
 
 
 BUDGET = PrivacyBudget(epsilon=4.0, delta=1e-5, unit="patient")

@@ -106,6 +106,11 @@ def test_partners_that_nobody_confirmed_and_those_that_were_believed_on_first_us
     assert "list 1 of 3 partners confirmed by ann" in checked(north, by=confirmed)
     (north / OFFERED).write_text(listed(folders, number=2).document)
     assert "list 2 of partners waits for a person here" in refused(north, by=confirmed)[1]
+    (north / IDENTITY_FILE).unlink()
+    load_or_create_identity(north)  # as in a new state folder
+    name, text = refused(north, by=confirmed)
+    assert name == "partners-unconfirmed"
+    assert "does not have this site's key. If this state folder is new" in text
     (north / OFFERED).write_text("no list")
     assert refused(north)[0] == "sum-identity-unusable"
 

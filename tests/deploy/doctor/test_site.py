@@ -39,7 +39,7 @@ from protofed.common.errors import FailureReason, ProtofedError
 from protofed.common.protocol.messages import Activity, Assignment, Task, TaskKind
 from protofed.common.storage.files import Lock
 from protofed.deploy import shipped
-from protofed.deploy.daemons import client
+from protofed.deploy.daemons import client, readyz
 from protofed.deploy.doctor import machine
 from protofed.deploy.doctor import site as doctor_site
 from protofed.deploy.doctor.checks import Check, CheckFailedError, CheckRow, State
@@ -104,6 +104,27 @@ def test_a_disk_without_room_for_the_probe(tmp_path: Path, mount: Mount) -> None
     mount(tmp_path / "state", "size=4k")
     (tmp_path / "state" / "all").write_bytes(bytes(4096))
     assert findings(look(tmp_path))[0] == ("state folder", "disk-full")
+
+
+def test_a_disk_with_space_and_no_inodes(tmp_path: Path, mount: Mount) -> None:
+    mount(tmp_path / "state", "size=8g,nr_inodes=200")
+    for number in range(150):
+        (tmp_path / "state" / f"{number}").touch()
+    found = look(tmp_path)
+    assert findings(found) == [("disk", "disk-full")]
+    assert "inodes: `df -i` shows it" in found["disk"].message
+
+
+def test_a_daemon_that_runs_and_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readyz, "WAIT_S", 0.2)
+    lock = Lock(tmp_path / "state")
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        url = f"http://127.0.0.1:{stopped.getsockname()[1]}"
+        (tmp_path / "state" / readyz.ADDRESS_FILE).write_text(url, encoding="utf-8")
+        found = look(tmp_path)
+    lock.release()
+    assert findings(found) == [("state folder", "daemon-silent")]
+    assert f"no answer from {url}/readyz: timed out" in found["state folder"].message
 
 
 def test_a_state_folder_of_another_site(tmp_path: Path) -> None:

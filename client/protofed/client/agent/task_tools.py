@@ -109,16 +109,7 @@ class TaskGuard:
         kind = Counted.SCORINGS if task.kind in SCORINGS else Counted.TASKS
         most = limits.scorings_per_day if kind is Counted.SCORINGS else limits.tasks_per_day
         if counts is not None and (none := counts.begin(kind, _asked(task), most)) is not None:
-            text = (
-                f"{most} were started today, as many as limits.{kind} allows. The next one starts at "
-                f"{none.until:%Y-%m-%d %H:%M} UTC at the earliest"
-            )
-            if none.tomorrow:
-                text += (
-                    ". They were counted on tomorrow's date: this machine's clock was ahead, or is behind now. Set "
-                    "the clock right, for example by NTP"
-                )
-            raise PolicyRefusedError(f"limits.{kind}", text)
+            raise PolicyRefusedError(f"limits.{kind}", none.text(kind, most))
 
     def check_score(self, task: Task, roles: Collection[Role]) -> None:
         """Check that a trainer is asked for the scores of a round once, and of a run that it has taken part in.

@@ -291,6 +291,12 @@ class Partners:
                 "the server offers no list of partners any more. Ask the coordinator for a new one (`protofed "
                 "consortium --offer`)"
             )
+        if (own := self._own()) and own not in offered.identities.values():
+            return (
+                f"list {offered.number} of partners does not have this site's key. If this state folder is new, ask "
+                "the coordinator for a new list (`protofed consortium --offer`). If it is not, tell the other "
+                "hospitals: somebody may pose as this site"
+            )
         if confirmed is None:
             return f"list {offered.number} of partners waits for a person here: {CONFIRM}"
         before, number = confirmed.consortium, offered.number
@@ -299,6 +305,11 @@ class Partners:
         if number <= before.number:
             return f"the server offers list {number} of partners, and a person here confirmed list {before.number}"
         return f"list {number} of partners waits for a person here, who confirmed list {before.number}: {CONFIRM}"
+
+    def _own(self) -> str:
+        """This site's identity, in hexadecimal digits; empty: no daemon has made one here."""
+        known = (self._folder / IDENTITY_FILE).exists()
+        return load_identity(self._folder).public_key().public_bytes_raw().hex() if known else ""
 
     def confirm(self, own: str, code: str, by: str) -> Confirmed:
         """Confirm the offered list by the code that people read out: it counts from now on.

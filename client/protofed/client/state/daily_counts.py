@@ -60,6 +60,19 @@ class Exhausted:
     until: datetime
     tomorrow: bool
 
+    def text(self, kind: Counted, most: int) -> str:
+        """For people, of a kind of which a day has so many."""
+        text = (
+            f"{most} were started today, as many as limits.{kind} allows. The next one starts at "
+            f"{self.until:%Y-%m-%d %H:%M} UTC at the earliest"
+        )
+        if self.tomorrow:
+            text += (
+                ". They were counted on tomorrow's date: this machine's clock was ahead, or is behind now. Set "
+                "the clock right, for example by NTP"
+            )
+        return text
+
 
 class DailyCounts:
     """The counts of one site, owned by its agent.
@@ -87,14 +100,24 @@ class DailyCounts:
         today = self._today()
         if today.last == task:
             return None
-        count = today.started.get(kind, 0)
-        if count >= most:
-            now = self._now()
-            midnight = datetime.combine(today.day, datetime.min.time(), now.tzinfo)
-            return Exhausted(midnight + timedelta(days=1), today.day > now.date())
-        counted = replace(today, started={**today.started, kind: count + 1}, last=task)
+        if (none := self.exhausted(kind, most)) is not None:
+            return none
+        counted = replace(today, started={**today.started, kind: today.started.get(kind, 0) + 1}, last=task)
         files.write(self._path, _DAY.dump_json(counted))
         return None
+
+    def exhausted(self, kind: Counted, most: int) -> Exhausted | None:
+        """Whether the day has no further task of a kind, and until when; None: it has. Writes nothing.
+
+        Raises:
+            StateError: the count cannot be read.
+        """
+        today = self._today()
+        if today.started.get(kind, 0) < most:
+            return None
+        now = self._now()
+        midnight = datetime.combine(today.day, datetime.min.time(), now.tzinfo)
+        return Exhausted(midnight + timedelta(days=1), today.day > now.date())
 
     def _today(self) -> _Day:
         now = self._now().date()

@@ -123,7 +123,7 @@ def temporary_name(name: str) -> str:
 def write_error(path: Path, error: OSError) -> StateError:
     """The error that a failed write of `path` is for its caller: repeat it later, or stop."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, *PASSING):
-        return OutOfSpaceError(f"cannot write {path}: {error.strerror}; free space, or raise the limit")
+        return OutOfSpaceError(f"cannot write {path}: {error.strerror}; free space or inodes, or raise the quota")
     return DiskFailureError(f"cannot write {path}: {error.strerror}; check the disk, make the folder writable")
 
 

@@ -13,6 +13,7 @@ from protofed.deploy.cli.completion import with_operator
 from protofed.deploy.cli.options import AsJson, Yes, confirm, print_json, say
 
 if TYPE_CHECKING:
+    from protofed.common.protocol.consortium import Consortium
     from protofed.deploy.operator.connection import Operator
     from protofed.protos.v1 import operator_pb2 as pb
 
@@ -73,12 +74,24 @@ def _show(info: pb.ConsortiumInfo, as_json: bool) -> None:
         say("\n".join(filter(None, ["no list is offered: `protofed consortium --offer` makes one", info.problem])))
         return
     say("\n".join([*described(listed), f"confirmed: {', '.join(info.confirmed) or 'nowhere'}"]))
-    if info.waiting:
+    if info.waiting and (rekeyed := _rekeyed(listed, read(info.proposed) if info.proposed else None)):
+        say(
+            f"waiting: {', '.join(info.waiting)}\n"
+            f"{', '.join(rekeyed)} has another key than the list says, so nobody there can confirm it. Ask that "
+            "hospital why. If its state folder is new, offer a new list: `protofed consortium --offer`."
+        )
+    elif info.waiting:
         say(
             f"waiting: {', '.join(info.waiting)}\n"
             f"Read {listed.code} out to all hospitals in one telephone conference. Each says that it is there, and "
             f"runs `protofed client consortium --confirm {listed.code} --state STATE`."
         )
+
+
+def _rekeyed(listed: Consortium, proposed: Consortium | None) -> list[str]:
+    """Sites that have another key now than the offered list says."""
+    now = {} if proposed is None else proposed.identities
+    return sorted(site for site, identity in listed.identities.items() if now.get(site, identity) != identity)
 
 
 State = Annotated[Path, typer.Option(help="The state folder of the site's daemon.")]

@@ -111,7 +111,7 @@ def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
         help="Federated learning for sites whose classes are skewed.",
         epilog="Exit codes: 0 done · 1 a run failed, or not ready · 2 wrong arguments · 65 data · 69 server or port "
         "unavailable · 70 internal · 74 state folder · 76 protocol or version · 77 policy · 78 recipe or setting · "
-        "130 interrupted · 10 to 63, 80 to 95: found by doctor or check",
+        "130 interrupted · 10 to 63, 80 to 97: found by doctor or check",
     )
     program.callback()(_global)
     for name in names:

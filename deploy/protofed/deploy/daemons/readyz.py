@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 PAUSE_FILE = ".pause.json"  # as client.policy.pause.FILE
 ADDRESS_FILE = "metrics-address"  # as metrics_endpoint.METRICS_FILE, whose module imports too much
+NO_ANSWER = "no answer"  # how the line begins
 WAIT_S = 5.0  # for the connection, and for each read of the answer
 LONGEST_ANSWER = 1 << 16  # bytes
 LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  (a daemon that listens on all addresses)
@@ -32,7 +33,7 @@ def missing(state: Path) -> list[str]:
     try:
         status, lines = _ask(url)
     except (OSError, ValueError) as error:
-        return [f"no answer from {url}/readyz: {error}"]
+        return [f"{NO_ANSWER} from {url}/readyz: {error}"]
     return [] if status == 200 else lines or [f"{url}/readyz answers {status}"]
 
 

@@ -24,7 +24,7 @@ class Diagnosis:
     """One kind of finding.
 
     Attributes:
-        code: the exit code if this is the first finding; 10 to 63 and 80 to 95, for 64 to 78 are codes of errors.
+        code: the exit code if this is the first finding; 10 to 63 and 80 to 97, for 64 to 78 are codes of errors.
         warns: the daemon works all the same; a failure under `--strict` only.
     """
 
@@ -118,7 +118,7 @@ RUN = (
 )
 SUMS = (
     Diagnosis("sum-identity-unusable", 85, "Bring the file back from the backup, mode 0600, of the daemon's account."),
-    Diagnosis("partners-unconfirmed", 86, "Compare the list's code with all hospitals: client consortium --confirm."),
+    Diagnosis("partners-unconfirmed", 86, "Do as it says. Confirm a list only after all hospitals compared its code."),
     Diagnosis("sites-few", 87, "Register the other sites, or lower the keys of [federation] named.", warns=True),
 )
 NOISE = (
@@ -139,6 +139,10 @@ CALL = (Diagnosis("call-failed", 94, "Look at what it says of this machine (name
 REFUSED = (
     Diagnosis("notify-refused", 95, "Do as the answer says: correct address, token, user or TLS of that channel."),
 )
+TODAY = (
+    Diagnosis("daemon-silent", 96, "ps -o stat: T is stopped (kill -CONT), D waits for a disk. Else start it again."),
+    Diagnosis("today-used-up", 97, "Raise that limit in the policy, or wait."),
+)
 DIAGNOSES = {
     entry.name: entry
     for group in (
@@ -157,6 +161,7 @@ DIAGNOSES = {
         CHECK,
         CALL,
         REFUSED,
+        TODAY,
     )
     for entry in group
 }

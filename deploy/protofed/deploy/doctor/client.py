@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
-from protofed.client.policy.rules import PrivacyBudget
+from protofed.client.policy.rules import Limits, PrivacyBudget
 from protofed.client.state.dp_ledger import FILE, Spent, read
 from protofed.client.transport.channels import BusyError, fetch_server_info
 from protofed.client.transport.diagnosis import ConnectionDiagnosis, DiagnosisCode, diagnose
@@ -19,7 +19,14 @@ from protofed.common import plugins
 from protofed.common.address import find_folder
 from protofed.common.clock import utc_now
 from protofed.common.config.settings import ClientSettings
-from protofed.common.errors import ConfigError, PolicyViolationError, ProtofedError, UnavailableError, count
+from protofed.common.errors import (
+    ConfigError,
+    PolicyViolationError,
+    ProtofedError,
+    StateError,
+    UnavailableError,
+    count,
+)
 from protofed.common.pki.identity import Identity, LiveIdentity, Party, read_identity
 from protofed.common.protocol.call_metadata import REGISTERED, UNKNOWN, ServerInfo
 from protofed.common.protocol.messages import PROTOCOL_VERSION
@@ -229,7 +236,21 @@ class ClientDoctor:
         except PolicyViolationError as error:
             raise CheckFailedError("policy-missing", str(error)) from error
         plugins.allow(rules.plugins)  # of the whole process: `data`, which comes later, may need a plug-in
+        self._check_today(rules.limits)
         return policy_summary(rules, self.settings.roles)
+
+    def _check_today(self, limits: Limits) -> None:
+        """Check that the policy's limits a day have tasks left."""
+        from protofed.client.state.daily_counts import FILE, Counted, DailyCounts
+
+        counts = DailyCounts(self.settings.state / FILE)
+        for kind, most in ((Counted.TASKS, limits.tasks_per_day), (Counted.SCORINGS, limits.scorings_per_day)):
+            try:
+                none = counts.exhausted(kind, most)
+            except StateError as error:
+                raise CheckFailedError("state-not-writable", str(error)) from error
+            if none is not None:
+                raise CheckFailedError("today-used-up", none.text(kind, most))
 
     def check_secure_aggregation(self) -> str:
         """What a site alone can tell of secure aggregation: its identity, its pins, its policy and the run's."""

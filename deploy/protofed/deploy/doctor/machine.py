@@ -35,6 +35,7 @@ from protofed.common.version import VERSION
 from protofed.deploy.doctor.checks import CheckFailedError, CheckSkippedError
 
 FULL_BYTES, LOW_BYTES = 1 << 30, 5 << 30  # free on the disk of a state folder: a finding, a warning
+FEW_INODES = 100  # files that a disk still takes
 PROXIES = frozenset({"grpc_proxy", "https_proxy", "http_proxy", "all_proxy"})
 CLOCK = timedelta(seconds=60)  # by which two clocks may differ
 SOON = timedelta(days=30)  # a certificate that ends within this time gives a warning
@@ -102,7 +103,7 @@ def writable(folder: Path, name: str = "state-not-writable") -> str:
             probe.unlink()
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise CheckFailedError("disk-full", f"{existing}: {error.strerror}") from error
+            raise CheckFailedError("disk-full", f"{existing}: {error.strerror}{_inodes(existing)}") from error
         raise CheckFailedError(name, f"{existing} cannot be written by {_user()}: {error.strerror}") from error
     return f"{existing} can be written by {_user()}{missing}"
 
@@ -111,11 +112,20 @@ def disk(folder: Path) -> str:
     """Free space on the disk of a folder, which need not exist yet."""
     free = shutil.disk_usage(_existing(folder)).free
     text = f"{_size(free)} free on the disk of {folder}"
+    if few := _inodes(_existing(folder)):
+        raise CheckFailedError("disk-full", f"{text}{few}")
     if free < FULL_BYTES:
         raise CheckFailedError("disk-full", f"{text}; at least {_size(FULL_BYTES)} are needed")
     if free < LOW_BYTES:
         raise CheckFailedError("disk-low", f"{text}; {_size(LOW_BYTES)} are recommended")
     return text
+
+
+def _inodes(folder: Path) -> str:
+    """The end of a sentence if a folder's disk takes hardly any new file, however small; else empty."""
+    found = os.statvfs(folder)
+    few = found.f_files > 0 and found.f_favail < FEW_INODES  # some file systems do not count them: 0
+    return f", but {found.f_favail} inodes: `df -i` shows it, and fewer files free some" if few else ""
 
 
 def has_running_daemon(folder: Path) -> bool | None:

@@ -23,7 +23,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError, DataError, TaskFailedError, UnavailableError, count, short
 from protofed.common.protocol.messages import Assignment, Role
-from protofed.deploy.daemons import client
+from protofed.deploy.daemons import client, readyz
 from protofed.deploy.doctor import machine
 from protofed.deploy.doctor.checks import CheckFailedError
 
@@ -63,6 +63,10 @@ class SiteUnderCheck:
             raise CheckFailedError("state-of-another", str(error)) from error
         pause = SitePause(settings.state / FILE).current()
         running = "; the daemon is running" if machine.has_running_daemon(settings.state) else ""
+        answers = running and (settings.state / readyz.ADDRESS_FILE).exists()
+        lines = readyz.missing(settings.state) if answers else []
+        if silent := [line for line in lines if line.startswith(readyz.NO_ANSWER)]:
+            raise CheckFailedError("daemon-silent", f"{message}{running}, but {silent[0]}")
         return f"{message}{running}" if pause is None else f"{message}{running}; the site is {pause}"
 
     def cache(self, settings: ClientSettings) -> str:

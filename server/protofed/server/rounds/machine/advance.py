@@ -61,6 +61,7 @@ from protofed.server.rounds.machine.phases import (
     Tick,
 )
 from protofed.server.rounds.machine.rules import Grouping, RoundRules, cohort_size, compute_quorum
+from protofed.server.rounds.machine.waiting import NAMED
 from protofed.server.storage.rows import OPEN, RoundRow, TaskRow
 from protofed.server.verdicts import RoundOutcome
 
@@ -196,7 +197,9 @@ def _close_if_due(rules: RoundRules, phase: Collecting, now: float, hoped_for: S
         too_few = f"{count(len(phase.reported), 'update')} at the deadline{whole}, quorum {phase.quorum}"
         return _abandon(rules, phase, f"{too_few}{missing(phase.required - counted)}")
     if len(possible) < phase.quorum or not phase.required <= possible:
-        failed = f"{len(phase.failed)} of {len(phase.cohort)} sites cannot do the task{reason}"
+        names, more = sorted(phase.failed)[:NAMED], len(phase.failed) - NAMED
+        who = ", ".join(names) + (f" and {more} more" if more > 0 else "")
+        failed = f"{len(phase.failed)} of {len(phase.cohort)} sites cannot do the task: {who}{reason}"
         again_at = now + rules.pause(phase.round, phase.tries + 1)
         return _abandon(rules, phase, f"{failed}{missing(phase.required - possible)}", again_at)
     return phase, []
@@ -209,8 +212,8 @@ def _last(rules: RoundRules, reason: str, makers: Sites) -> str:
     if reason != FailureReason.POLICY:
         return f" (the last: {reason})"
     sums = "" if rules.federation.secure else "; policies standard and strict ask for federation.secure = true"
-    blame = f"; where that is the first model, {' and '.join(sorted(makers))} made it" if makers else ""
-    return f" (the last: {reason}; its log names the rule{blame}{sums})"
+    blame = f"; if the rule is about the first model, {' and '.join(sorted(makers))} made it" if makers else ""
+    return f" (the last: {reason}; the site's log names the rule{blame}{sums})"
 
 
 def _close(rules: RoundRules, phase: Collecting, now: float, complete: bool) -> Step:
