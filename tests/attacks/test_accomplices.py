@@ -1,7 +1,7 @@
-"""How many partners must help the server until it reads one site's update: the table of docs/how-to/take-part.md.
+"""How many partners must help the server before it can read one update: the table of docs/how-to/take-part.md.
 
-Computed from what sites check: `threshold`, and `check_members` of a set of survivors. That a set is refused, and that
-as many as the threshold read all, is in test_masking.py and in tests/client/secure_aggregation/test_session.py.
+Computed from what sites check: `threshold`, and `check_members` of a set of survivors. That sites refuse other sets,
+and that `threshold` sites can read all, is in test_masking.py and in tests/client/secure_aggregation/test_session.py.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def lies(groups: Groups, victim: str, helping: Collection[str]) -> bool:
 
 
 def reads(groups: Groups, victim: str, helping: Collection[str]) -> bool:
-    """Subtracting in a round over the victim's group alone, with enough shares of every secret, or by lying."""
+    """By subtraction in a round over the victim's group alone, by enough shares of every secret, or by a lie."""
     sites = sum(map(len, groups))
     others = set(find_group(groups, victim)) - {victim}
     return others.issubset(helping) or len(helping) >= threshold(sites) or lies(groups, victim, helping)
 
 
 def fewest(groups: Groups, helpers: Collection[str] | None = None) -> int:
-    """Of all other sites, or of these."""
+    """The least number of helpers, chosen among all other sites or among `helpers`."""
     victim = groups[0][0]
     others = [site for group in groups for site in group if site != victim] if helpers is None else helpers
     return next(
@@ -69,7 +69,7 @@ def fewest(groups: Groups, helpers: Collection[str] | None = None) -> int:
 
 @pytest.mark.parametrize("sites", PAGE)
 def test_so_many_partners_must_help_the_server(sites: int) -> None:
-    """With `sum_group = 3` the server chooses: a group of three, which a round can be over alone."""
+    """With `sum_group = 3` the server may form a group of three, and a round may have this group alone."""
     assert (fewest(split(3, 3)), fewest(split(sites, sites))) == PAGE[sites]
     assert fewest(split(sites, 3)) >= 2
     assert helpers_within(sites) == PAGE[sites][1]

@@ -1,6 +1,6 @@
 """The pictures of terminal, pages and report in docs/assets, all of one run: `python -m tests.support.page_images`.
 
-Six sites train the digits in processes of their own. One is stopped in round 3 and so late; another is excluded. It
+Six sites train the digits in processes of their own. One is stopped in round 3, so it is late; another is excluded. It
 takes about four minutes, and needs Chromium.
 """
 

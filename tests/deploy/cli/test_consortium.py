@@ -77,7 +77,7 @@ def test_a_person_confirms_a_list_and_sees_what_changed_and_who_reads_the_site_a
     assert run("--confirm", first.code, "--state", state, "--yes")[0] == 0
     shown = run("--state", state)[1]
     assert "Hospital bob runs the server and is in this site's group as bob." in shown
-    assert "The server reads this site's update alone only together with Hospital cleo (cleo)." in shown
+    assert "The server can read this site's own update only together with Hospital cleo (cleo)." in shown
     second = listed({site: sites[site] for site in ("ann", "bob", "dan")}, number=2, coordinator="Hospital bob")
     (state / OFFERED).write_text(second.document)
     _, told, _ = run("--confirm", second.code, "--state", state, "--yes")

@@ -82,8 +82,8 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         },
         [
             "in each of 2 rounds the server saw the sum over 3 sites, and no single",
-            "Aggregated together: The Hub (ann), bob, cyd. The server reads one site's update alone only together with "
-            "all others of its group.",
+            "Aggregated together: The Hub (ann), bob, cyd. The server can read a site's own update only together with "
+            "all others of the site's group.",
             "The offered list of partners is number 2; the hub runs the server, and is a partner, too (ann).",
             "The server accepted 6 masked updates (6.00 MB)",
             WENT_WELL,
@@ -96,7 +96,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
             "rounds": [attempt(0), aggregated(1), aggregated(2)],
             "groups": [["ann", "bob", "cyd", *(f"more-{number}" for number in range(4))]],
         },
-        ["only together with 5 or more others of its group."],
+        ["only together with 5 or more others of the site's group."],
         ["all others"],
     ),
     "scores summed, too": (
@@ -123,7 +123,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "summed in groups of any size": (
         {"recipe.federation": {"secure": True, "sum_group": 1}, "rounds": [attempt(0), aggregated(1), aggregated(2)]},
         ["the server saw the sum over 3 sites", "Sites were in no groups: two sums may differ by one site"],
-        ["of its group"],
+        ["of the site's group"],
     ),
     "one dropped out of a sum": (
         {

@@ -28,7 +28,7 @@ def test_partners_are_counted_before_the_first_sum_and_then_named() -> None:
     assert "with 2 or more partners of list 2" in who_reads("ann", (), LISTED, 3, required=True)
     assert "partners of list" not in who_reads("ann", (), LISTED, None, required=True)
     grouped = who_reads("ann", ("ann", "bob", "cleo"), LISTED, 3, required=True)
-    assert grouped == "The server reads this site's update alone only together with Bob (bob), Cleo (cleo)."
+    assert grouped == "The server can read this site's own update only together with Bob (bob), Cleo (cleo)."
     of_bob = Consortium(2, "BOB", LISTED.partners)
     text = who_reads("ann", ("ann", "bob", "cleo"), of_bob, 3, required=True)
     assert text.startswith("BOB runs the server and is in this site's group as bob.")

@@ -85,9 +85,9 @@ def threshold(sites: int) -> int:
 
 
 def helpers_within(group: int) -> int:
-    """How many other sites of a group of so many must help the server until it reads one site's update.
+    """How many other sites of a group of this size must help the server before it can read one site's update.
 
-    All others, or so many that they reveal every secret.
+    All others, or as many as can reveal every secret.
     """
     return min(group - 1, threshold(group))
 
@@ -95,12 +95,12 @@ def helpers_within(group: int) -> int:
 def helpers_outside(group: int, sites: int) -> int | None:
     """How many sites of other groups are enough for a server that lies about who is missing; None: no lie helps.
 
-    The lie shows some sites a set of survivors with the group, others one without it. `threshold` sites sign each set:
-    an honest site signs one, a helper both.
+    The lie: some sites see a set of survivors with the group, other sites a set without it. `threshold` sites must sign
+    each set. An honest site signs one set, a helper both.
 
     Args:
         group: sites of the group.
-        sites: at most so many are aggregated together.
+        sites: the most sites that are aggregated together.
     """
     totals = [n for n in range(group + 1, sites + 1) if n - group >= threshold(n)]
     return min((2 * threshold(n) - n for n in totals), default=None)

@@ -192,7 +192,7 @@ def _groups(record: RunView) -> str:
     outside = [helpers_outside(size, sum(map(len, groups))) for size in needed]
     fewest = min((helpers for helpers in outside if helpers is not None), default=None)
     lie = "" if fewest is None else f", or with {fewest} sites of other groups, if it lies about who is missing"
-    reads = f"The server reads one site's update alone only together with {within} of its group{lie}."
+    reads = f"The server can read a site's own update only together with {within} of the site's group{lie}."
     return f"Aggregated together: {together}. {reads} {_list(record.partners)}"
 
 

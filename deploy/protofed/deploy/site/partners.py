@@ -20,8 +20,8 @@ TOLD = (
     "site, it learns this about a single site."
 )
 INVENTED = (
-    "Whoever runs the server and signs certificates can invent the other sites of the group, and then reads this "
-    "site's update alone."
+    "Whoever runs the server and signs certificates can invent the other sites of the group, and then read this "
+    "site's own update."
 )
 
 
@@ -42,11 +42,11 @@ def who_reads(
     if not group:
         chosen = "The server chooses the group at the first secure aggregation"
         if least is None:
-            return f"{chosen}. Together with the others of the group, it reads this site's update alone."
+            return f"{chosen}. Together with the others of the group, the server can then read this site's own update."
         together = (
             f"Together with {helpers_within(least)} or more partners of list {listed.number} that are in the group"
         )
-        return f"{chosen}, {least} sites or more. {together}, it reads this site's update alone."
+        return f"{chosen}, {least} sites or more. {together}, the server can then read this site's own update."
     running = {one.site for one in listed.coordinating}
     inside = sorted(running.intersection(group) - {own})
     partners = sorted(set(group) - {own} - running)
@@ -55,15 +55,15 @@ def who_reads(
     )
     needed = helpers_within(len(group)) - len(inside)
     if needed <= 0 or not partners:
-        return f"{runs}It reads this site's update alone."
+        return f"{runs}It can read this site's own update."
     some = "" if needed == len(partners) else f"{needed} of "
-    within = f"{runs}The server reads this site's update alone only together with {some}{listed.named(partners)}"
+    within = f"{runs}The server can read this site's own update only together with {some}{listed.named(partners)}"
     outside = helpers_outside(len(group), len(listed.partners))
     return f"{within}." if outside is None else f"{within}{outside_text(outside)}."
 
 
 def outside_text(helpers: int) -> str:
-    """How else a server reads a site's update alone, of `helpers_outside`."""
+    """The other way in which a server can read a site's own update, by `helpers_outside`."""
     return f", or with {count(helpers, 'partner')} outside the group, if it lies about who is missing"
 
 
@@ -72,9 +72,7 @@ def _without_list(least: int | None, *, required: bool | None) -> str:
     match required:
         case True:
             helpers = "partners" if least is None else f"{helpers_within(least)} or more partners"
-            then = (
-                f"With a confirmed list, {helpers} of its group must help the server to read this site's update alone."
-            )
+            then = f"With a confirmed list, {helpers} of its group must help the server to read this site's own update."
             return f"{none}, so this site is in no secure aggregation. {then}"
         case False:
             return f"{none}. {INVENTED}"

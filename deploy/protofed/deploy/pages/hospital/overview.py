@@ -111,7 +111,7 @@ def _whom(site: HospitalSite) -> Mapping[str, Any]:
 
 
 def _sent(site: HospitalSite) -> Mapping[str, Any]:
-    """How much the audit log says was sent, and when last; `sent_more`: older records are not here."""
+    """What was sent, by the audit log: how much, and when last; `sent_more`: older records are not here."""
     items = [one for one in site.log.leavings() if not one.why]
     return {
         "sent_bytes": sum(one.size for one in items),
