@@ -147,7 +147,7 @@ def test_row_67_without_that_rule_the_other_sites_cannot_go_on_from_the_model(fi
     seen, aside = played(five.model_copy(update={"federation": rules}), thousand_times)
     assert (seen.failed, aside) == (True, {})
     assert "sites cannot do the task: site-" in seen.phase
-    assert "(the last: numeric)" in seen.phase
+    assert "(last reason: numeric)" in seen.phase
 
 
 @contextmanager

@@ -198,5 +198,5 @@ def test_row_73_degraded_rounds_and_the_site_without_which_none_counts_are_named
     wanted.say("Heartbeat", beat)
     text = shown(server)
     assert "2 1 abandoned" in text
-    assert "1 of 6 sites cannot do the task: site-3 (the last: data); without site-3 no round counts" in text
+    assert "1 of 6 sites cannot do the task: site-3 (last reason: data); without site-3 no round counts" in text
     assert "1 attempt abandoned" in text

@@ -112,7 +112,7 @@ def test_a_disk_with_space_and_no_inodes(tmp_path: Path, mount: Mount) -> None:
         (tmp_path / "state" / f"{number}").touch()
     found = look(tmp_path)
     assert findings(found) == [("disk", "disk-full")]
-    assert "inodes: `df -i` shows it" in found["disk"].message
+    assert "left of 200 (`df -i`): the disk has too many files" in found["disk"].message
 
 
 def test_a_daemon_that_runs_and_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -387,7 +387,7 @@ def test_failures_that_make_the_quorum_unreachable_abandon_at_once(lab: Lab) -> 
         lab.beat(site, lab.task(site).task_id, activity=Activity.FAILED, failure=FailureReason.DATA)
     assert isinstance(lab.phase, phases.Idle)
     assert (lab.phase.round, lab.phase.tries) == (1, 1)
-    assert lab.ledger.rounds("test")[-1].abandoned == "2 of 3 sites cannot do the task: ann, bob (the last: data)"
+    assert lab.ledger.rounds("test")[-1].abandoned == "2 of 3 sites cannot do the task: ann, bob (last reason: data)"
     lab.later(0.0)
     assert lab.asked("ann") is None  # it cannot be well again yet
     lab.later(2 * lab.recipe.federation.heartbeat_s)

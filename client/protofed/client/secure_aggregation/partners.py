@@ -267,7 +267,7 @@ class Partners:
             log.error("the server offers a list of partners that cannot be read", why=str(error))
             return
         files.write(path, document.encode())
-        why = f"it waits for a person here. Ask whether it is yours, and {CONFIRM}"
+        why = f"it waits for a person here. Ask the other hospitals whether this list is theirs, and {CONFIRM}"
         log.info("the server offers a list of partners", number=offered.number, digest=offered.digest, why=why)
 
     def problem(self, *, required: bool) -> str:
@@ -293,9 +293,10 @@ class Partners:
             )
         if (own := self._own()) and own not in offered.identities.values():
             return (
-                f"list {offered.number} of partners does not have this site's key. If this state folder is new, ask "
-                "the coordinator for a new list (`protofed consortium --offer`). If it is not, tell the other "
-                "hospitals: somebody may pose as this site"
+                f"list {offered.number} of partners does not have this site's key. If this state folder is new, stop "
+                "the daemon and put the old folder back. If that is lost, ask the coordinator for a new list "
+                "(`protofed consortium --offer`). If this folder is the old one, tell the other hospitals: somebody "
+                "may pose as this site"
             )
         if confirmed is None:
             return f"list {offered.number} of partners waits for a person here: {CONFIRM}"

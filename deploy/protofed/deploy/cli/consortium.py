@@ -78,7 +78,8 @@ def _show(info: pb.ConsortiumInfo, as_json: bool) -> None:
         say(
             f"waiting: {', '.join(info.waiting)}\n"
             f"{', '.join(rekeyed)} has another key than the list says, so nobody there can confirm it. Ask that "
-            "hospital why. If its state folder is new, offer a new list: `protofed consortium --offer`."
+            "hospital why. If its state folder is new, the hospital puts the old one back. If that is lost, offer a "
+            "new list: `protofed consortium --offer`."
         )
     elif info.waiting:
         say(

@@ -24,6 +24,8 @@ LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  (a daemon tha
 
 def missing(state: Path) -> list[str]:
     """What the daemon of a state folder lacks, by its own /readyz; empty: it is ready."""
+    if not state.is_dir():
+        return [f"there is no folder {state}"]
     try:
         url = (state / ADDRESS_FILE).read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -26,7 +26,7 @@ from protofed.client.transport.diagnosis import ConnectionDiagnosis, DiagnosisCo
 from protofed.common.address import IdentityChoice, check_connection
 from protofed.common.clock import stamp
 from protofed.common.config.settings import Monitoring
-from protofed.common.errors import ConfigError
+from protofed.common.errors import ConfigError, count
 from protofed.common.monitoring import Monitor
 from protofed.common.pki.certificate import Certificate, read_certificate
 from protofed.common.pki.identity import CERTIFICATE
@@ -125,7 +125,8 @@ def _inodes(folder: Path) -> str:
     """The end of a sentence if a folder's disk takes hardly any new file, however small; else empty."""
     found = os.statvfs(folder)
     few = found.f_files > 0 and found.f_favail < FEW_INODES  # some file systems do not count them: 0
-    return f", but {found.f_favail} inodes: `df -i` shows it, and fewer files free some" if few else ""
+    left = f"{count(found.f_favail, 'inode')} left of {found.f_files:,}"
+    return f"; {left} (`df -i`): the disk has too many files" if few else ""
 
 
 def has_running_daemon(folder: Path) -> bool | None:

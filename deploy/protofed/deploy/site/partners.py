@@ -147,7 +147,10 @@ class PartnersView:
         lines = list[str]()
         if self.offered is not None and self.offered != self.listed:
             lines += ["offered, not confirmed here:", *described(self.offered, with_code=False)]
-            lines += [*changes(self.listed, self.offered), f"Ask whether it is yours, and {CONFIRM}."]
+            lines += [
+                *changes(self.listed, self.offered),
+                f"Ask the other hospitals whether this list is theirs, and {CONFIRM}.",
+            ]
         if self.confirmed is not None:
             lines += [
                 f"confirmed here {self.confirmed.at} by {self.confirmed.by}:",

@@ -310,7 +310,7 @@ def test_a_round_is_not_closed_without_a_site_that_must_take_part() -> None:
 def test_a_site_that_must_take_part_and_cannot_abandons_at_once() -> None:
     phase, effects = advance(rules(), collecting(required=frozenset("d")), Declined("d", 1.0, "disk"))
     assert phase == Idle(1, tries=1, again_at=11.0)
-    why = "1 of 4 sites cannot do the task: d (the last: disk); without d no round counts"
+    why = "1 of 4 sites cannot do the task: d (last reason: disk); without d no round counts"
     assert effects == [Abandon(1, 1, why)]
 
 
@@ -321,7 +321,7 @@ def test_a_round_that_policies_end_says_what_they_most_often_ask_for(secure: boo
     (effect,) = effects
     assert isinstance(effect, Abandon)
     why = effect.reason
-    assert "(the last: policy; the site's log names the rule" in why
+    assert "(last reason: policy; the site's log names the rule" in why
     assert ("ask for federation.secure = true" in why) is not secure
 
 

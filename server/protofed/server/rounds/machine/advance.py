@@ -210,10 +210,10 @@ def _last(rules: RoundRules, reason: str, makers: Sites) -> str:
     if not reason:
         return ""
     if reason != FailureReason.POLICY:
-        return f" (the last: {reason})"
+        return f" (last reason: {reason})"
     sums = "" if rules.federation.secure else "; policies standard and strict ask for federation.secure = true"
     blame = f"; if the rule is about the first model, {' and '.join(sorted(makers))} made it" if makers else ""
-    return f" (the last: {reason}; the site's log names the rule{blame}{sums})"
+    return f" (last reason: {reason}; the site's log names the rule{blame}{sums})"
 
 
 def _close(rules: RoundRules, phase: Collecting, now: float, complete: bool) -> Step:
