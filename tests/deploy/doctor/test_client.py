@@ -349,6 +349,12 @@ def test_a_limit_a_day_that_is_used_up(look: Look, tmp_path: Path) -> None:
     assert "2 were started today, as many as limits.tasks_per_day allows" in found["policy"].message
 
 
+def test_an_evaluator_is_asked_for_no_partners(look: Look) -> None:
+    found = look(policy="standard", roles=("evaluator",))
+    assert skipped(found)["secure aggregation"] == "an evaluator is in no secure aggregation"
+    assert "secure aggregation" not in skipped(look(policy="standard"))
+
+
 BUDGET = PrivacyBudget(epsilon=4.0, delta=1e-5, unit="patient")
 
 

@@ -29,7 +29,7 @@ from protofed.common.errors import (
 )
 from protofed.common.pki.identity import Identity, LiveIdentity, Party, read_identity
 from protofed.common.protocol.call_metadata import REGISTERED, UNKNOWN, ServerInfo
-from protofed.common.protocol.messages import PROTOCOL_VERSION
+from protofed.common.protocol.messages import PROTOCOL_VERSION, Role
 from protofed.common.version import VERSION
 from protofed.deploy import shipped
 from protofed.deploy.daemons import client
@@ -256,6 +256,8 @@ class ClientDoctor:
         """What a site alone can tell of secure aggregation: its identity, its pins, its policy and the run's."""
         from protofed.client.policy.policy import Policy
 
+        if Role.TRAINER not in self.settings.roles:
+            raise CheckSkippedError("an evaluator is in no secure aggregation")
         policy = Policy.read(shipped.policy(self.settings.policy))
         recipe, certified = lambda: self.site.run_recipe(self.settings), self._own_identity()
         return SiteSums(self.settings.state, certified, policy, recipe, self._trusted_time()).check()

@@ -20,6 +20,7 @@ from protofed.common.clock import utc_now
 from protofed.common.errors import ConfigError, ProtofedError, count
 from protofed.common.pki.certificate import read_certificate
 from protofed.common.pki.identity import CERTIFICATE
+from protofed.common.protocol.messages import Role
 from protofed.deploy.daemons import readyz
 from protofed.deploy.doctor import machine
 from protofed.deploy.pages.hospital.examination import Examination, Examiner
@@ -139,6 +140,8 @@ def _certificate(site: HospitalSite) -> Mapping[str, Any]:
 def _partners(site: HospitalSite) -> str:
     """Why the site takes part in no secure aggregation; empty: it does, or no policy asks for partners."""
     try:
+        if site.settings is not None and Role.TRAINER not in site.settings.read().roles:
+            return ""  # an evaluator is in no secure aggregation
         policy = site.policy()
         required = policy is not None and policy.rules.partners == "confirmed"
         return Partners(site.state).problem(required=required)
