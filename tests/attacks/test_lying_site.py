@@ -15,7 +15,7 @@ def test_no_run_begins_with_a_first_model_that_one_site_made_up() -> None:
 def test_no_honest_site_trains_on_a_first_model_that_two_colluders_made_up(policy: str) -> None:
     colluders, trained, why = lying_site.agreed_first_model(policy)
     assert trained <= colluders
-    assert f"where that is the first model, {' and '.join(sorted(colluders))} made it" in why
+    assert f"if the rule is about the first model, {' and '.join(sorted(colluders))} made it" in why
 
 
 def test_a_policy_without_the_check_trains_on_what_two_colluders_made_up() -> None:
