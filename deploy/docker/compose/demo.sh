@@ -43,8 +43,8 @@ build() {
     fi
 }
 server_image="$(setting SERVER_IMAGE)" client_image="$(setting CLIENT_IMAGE)"
-build server "${server_image:-protofed-server:0.3.0}"
-build "site-1$suffix" "${client_image:-protofed-client:0.3.0}"
+build server "${server_image:-protofed-server:0.4.0.dev0}"
+build "site-1$suffix" "${client_image:-protofed-client:0.4.0.dev0}"
 
 say "starting server, evaluator and five sites"
 [ -n "$(setting SITES_POLICY)" ] ||
