@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ ASSETS = Path(__file__).parents[2] / "docs" / "assets"
 FRAMES, FRAME_S, LAST_S = 12, 0.8, 4.0  # the last one stays longer
 EXAMINED_MS = 240_000
 MAX_HEIGHT = 1700
-DESKTOP, PHONE = {"width": 1120, "height": 800}, {"width": 375, "height": 812}
+DESKTOP, PHONE = 1120, 375  # pixels
 # Who asks for less motion, or whose viewer knows no animation, sees the last frame.
 STYLE = """<style>
 .frame {{ visibility: hidden }} .frame:last-of-type {{ visibility: visible }}
@@ -98,6 +98,7 @@ def _show(processes: Processes, browser: Browser) -> None:
     address = processes.folder / "server" / "address"
     processes.wait_for(lambda: address.exists() or process.poll() is not None)
     processes.address = address.read_text(encoding="utf-8")
+    shutil.copy(shipped.policy("open"), processes.folder / "policy.toml")
     _start_site(processes, "evaluator", "--role=evaluator")
     for share, name in enumerate(SITES):
         _start_site(processes, name, f"--partition-index={share}")
@@ -135,15 +136,13 @@ def _show(processes: Processes, browser: Browser) -> None:
         "report", run, "--state", str(processes.folder / "server"), "--out", str(processes.folder / "report.html")
     )
     with _page(browser, (processes.folder / "report.html").as_uri(), DESKTOP) as page:
-        clip: Any = {"x": 0, "y": 0, "width": DESKTOP["width"], "height": MAX_HEIGHT}
-        page.screenshot(path=ASSETS / "report.png", full_page=True, clip=clip)
+        _draw(page, "report", DESKTOP)
 
 
 def _start_site(processes: Processes, name: str, option: str) -> None:
     """Not `Processes.site`, whose daemons end where there is no run."""
     settings = f"--settings={processes.folder / 'site.toml'}"
-    policy = shutil.copy(shipped.policy("open"), processes.folder / "policy.toml")
-    known = (f"--site={name}", f"--server={processes.address}", f"--policy={policy}")
+    known = (f"--site={name}", f"--server={processes.address}", f"--policy={processes.folder / 'policy.toml'}")
     processes.start(name, "client", "start", settings, *known, option)
 
 
@@ -167,10 +166,10 @@ def _confirm_partners(processes: Processes) -> None:
     """Offer one list of partners, and confirm it at each site."""
     reached = _reached(processes)
 
-    def is_problem() -> bool:
-        return bool(json.loads(_protofed("consortium", "--json", *reached))["problem"].startswith("no key"))
+    def has_all_keys() -> bool:
+        return not json.loads(_protofed("consortium", "--json", *reached))["problem"].startswith("no key")
 
-    processes.wait_for(lambda: not is_problem())
+    processes.wait_for(has_all_keys)
     offered = _protofed("consortium", "--offer", "--coordinator", COORDINATOR, "--yes", "--json", *reached)
     code = json.loads(offered)["offered"]["code"]
     for site in SITES:
@@ -190,36 +189,37 @@ def _protofed(*arguments: str) -> str:
 
 
 @contextmanager
-def _page(browser: Browser, address: str, viewport: Mapping[str, int], *, dark: bool = False) -> Iterator[Page]:
-    scheme = "dark" if dark else "light"
-    context = browser.new_context(viewport=viewport, color_scheme=scheme)  # type: ignore[arg-type]
+def _page(browser: Browser, address: str, width: int, *, dark: bool = False, cookies: Any = ()) -> Iterator[Page]:
+    scheme: Any = "dark" if dark else "light"
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    context.add_cookies(cookies)
     page = context.new_page()
     page.goto(address)
     yield page
     context.close()
 
 
+def _draw(page: Page, name: str, width: int) -> None:
+    """The whole page, or its top, into docs/assets."""
+    height = min(MAX_HEIGHT, page.evaluate("document.documentElement.scrollHeight"))
+    page.screenshot(
+        path=ASSETS / f"{name}.png", full_page=True, clip={"x": 0, "y": 0, "width": width, "height": height}
+    )
+
+
 @contextmanager
 def _opened(browser: Browser, program: Program) -> Iterator[Callable[..., None]]:
-    """What draws one of its pages, whole, into docs/assets."""
+    """What draws one of its pages."""
     with served(program) as (base, token), _page(browser, f"{base}/enter?token={token}", DESKTOP) as first:
         root, cookies = first.url.rstrip("/"), first.context.cookies()
 
-        def shoot(
-            name: str, path: str, viewport: Mapping[str, int] = DESKTOP, *, dark: bool = False, click: str = ""
-        ) -> None:
-            context = browser.new_context(viewport=viewport, color_scheme="dark" if dark else "light")  # type: ignore[arg-type]
-            context.add_cookies(cookies)  # type: ignore[arg-type]
-            page = context.new_page()
-            page.goto(root + path)
-            if click:
-                page.get_by_role("button", name=click).click()
-                page.locator("#ended").wait_for(timeout=EXAMINED_MS)
-            page.get_by_text("being drawn").wait_for(state="detached", timeout=EXAMINED_MS)
-            height = min(MAX_HEIGHT, page.evaluate("document.documentElement.scrollHeight"))
-            clip: Any = {"x": 0, "y": 0, "width": viewport["width"], "height": height}
-            page.screenshot(path=ASSETS / f"{name}.png", full_page=True, clip=clip)
-            context.close()
+        def shoot(name: str, path: str, width: int = DESKTOP, *, dark: bool = False, click: str = "") -> None:
+            with _page(browser, root + path, width, dark=dark, cookies=cookies) as page:
+                if click:
+                    page.get_by_role("button", name=click).click()
+                    page.locator("#ended").wait_for(timeout=EXAMINED_MS)
+                page.get_by_text("being drawn").wait_for(state="detached", timeout=EXAMINED_MS)
+                _draw(page, name, width)
 
         yield shoot
 

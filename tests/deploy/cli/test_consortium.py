@@ -114,5 +114,5 @@ def test_the_operator_is_told_of_a_site_that_has_another_key_than_the_list(
     info.proposed = listed({**folders, "cleo": tmp_path / "new"}, number=2).document
     consortium._show(info, as_json=False)
     out = " ".join(capfd.readouterr().out.split())
-    assert "cleo has another key than the list says" in out
+    assert "with another key than the list says: cleo." in out
     assert "--confirm" not in out

@@ -111,7 +111,7 @@ def test_a_finding_is_told_by_name_with_what_was_seen_and_what_to_do() -> None:
         "!  b  disk-low: low",
         "      → Free space before it runs out.",
         "✗  c  disk-full: x",
-        "      → Free space or inodes, or move --state to another disk; remove nothing from it.",
+        "      → Free space or inodes, but not in the state folder; or move --state to another disk.",
         "–  e  needs `c`",
     ]
     told = plain([FINE, BAD], strict=False)

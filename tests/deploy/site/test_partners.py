@@ -41,3 +41,6 @@ def test_of_many_partners_fewer_than_all_are_enough() -> None:
     assert "only together with 5 of S01 (s01)," in who_reads("s00", names[:7], ten, 3, required=True)
     three = who_reads("s00", names[:3], ten, 3, required=True)
     assert three.endswith("(s02), or with 4 partners outside the group, if it lies about who is missing.")
+    for own, said in ((1, "or with 3 partners outside the group"), (4, "or alone, by its sites s06, s07, s08, s09")):
+        partners = tuple(Partner(name, "Hub" if int(name[1:]) >= 10 - own else name, name) for name in names)
+        assert said in who_reads("s00", names[:3], Consortium(1, "Hub", partners), 3, required=True)

@@ -30,8 +30,8 @@ _NEEDED, _OPTIONAL = ("path", "label"), ("split", "group")
 _DRIVE = re.compile(r"[A-Za-z]:")
 _SEPARATOR_LINE = re.compile(r"sep=([,;\t|])\s*", re.IGNORECASE)
 _WORKBOOKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # how .xlsx and .ods begin, and .xls
-LISTED = "`protofed client check` lists these images under 'Groups'"
 _IMAGES = frozenset({".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif", ".webp", ".jp2", ".dcm", ".dicom"})
+_LISTED = "`protofed client check` lists these images under 'Groups'"
 
 
 def read_manifest(file: Path, data: Data) -> list[FileEntry]:
@@ -268,12 +268,12 @@ class Scan:
         self.labels.check(self.unmapped)
         if self.ungrouped:
             raise DataError(
-                f"data.group_pattern does not match the paths of all images; expected one (group) in each. {LISTED}"
+                f"data.group_pattern does not match the paths of all images; expected one (group) in each. {_LISTED}"
             )
         if self.crossing:
             groups, rows = len({item.group for item in self.crossing}), [item.row for item in self.crossing]
             where = "" if None in rows else f" (the first in row {rows[0]})"
-            raise DataError(f"{groups} groups are in both train and test{where}; expected each on one side. {LISTED}")
+            raise DataError(f"{groups} groups are in both train and test{where}; expected each on one side. {_LISTED}")
         if self.ambiguous:
             raise DataError(
                 f"row {self.ambiguous[0].row} of the manifest gives a name that several files below its folder "

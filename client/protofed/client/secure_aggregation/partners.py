@@ -222,6 +222,15 @@ class Partners:
     ) -> None:
         self._folder, self._check, self._now, self._on_first_use = folder, check, now, on_first_use
 
+    def own(self) -> str:
+        """This site's identity, in hexadecimal digits; empty: no daemon has made one here.
+
+        Raises:
+            StateError: the file is damaged.
+        """
+        known = (self._folder / IDENTITY_FILE).exists()
+        return load_identity(self._folder).public_key().public_bytes_raw().hex() if known else ""
+
     def confirmed(self) -> Confirmed | None:
         """The list that a person here confirmed; None: none.
 
@@ -291,7 +300,7 @@ class Partners:
                 "the server offers no list of partners any more. Ask the coordinator for a new one (`protofed "
                 "consortium --offer`)"
             )
-        if (own := self._own()) and own not in offered.identities.values():
+        if (own := self.own()) and own not in offered.identities.values():
             return (
                 f"list {offered.number} of partners does not have this site's key. If this state folder is new, stop "
                 "the daemon and put the old folder back. If that is lost, ask the coordinator for a new list "
@@ -306,11 +315,6 @@ class Partners:
         if number <= before.number:
             return f"the server offers list {number} of partners, and a person here confirmed list {before.number}"
         return f"list {number} of partners waits for a person here, who confirmed list {before.number}: {CONFIRM}"
-
-    def _own(self) -> str:
-        """This site's identity, in hexadecimal digits; empty: no daemon has made one here."""
-        known = (self._folder / IDENTITY_FILE).exists()
-        return load_identity(self._folder).public_key().public_bytes_raw().hex() if known else ""
 
     def confirm(self, own: str, code: str, by: str) -> Confirmed:
         """Confirm the offered list by the code that people read out: it counts from now on.

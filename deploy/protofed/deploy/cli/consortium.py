@@ -77,9 +77,9 @@ def _show(info: pb.ConsortiumInfo, as_json: bool) -> None:
     if info.waiting and (rekeyed := _rekeyed(listed, read(info.proposed) if info.proposed else None)):
         say(
             f"waiting: {', '.join(info.waiting)}\n"
-            f"{', '.join(rekeyed)} has another key than the list says, so nobody there can confirm it. Ask that "
-            "hospital why. If its state folder is new, the hospital puts the old one back. If that is lost, offer a "
-            "new list: `protofed consortium --offer`."
+            f"with another key than the list says: {', '.join(rekeyed)}. Nobody there can confirm the list. Ask why. "
+            "If the state folder there is new, have the old one put back. If that is lost, offer a new list: `protofed "
+            "consortium --offer`."
         )
     elif info.waiting:
         say(

@@ -55,7 +55,7 @@ BOTH = (
         "certificate-ends-soon", 24, "protofed certs request --renew now; the daemon goes on meanwhile.", warns=True
     ),
     Diagnosis("state-not-writable", 25, "Give the folder to the daemon's account, mount it writable, or move --state."),
-    Diagnosis("disk-full", 26, "Free space or inodes, or move --state to another disk; remove nothing from it."),
+    Diagnosis("disk-full", 26, "Free space or inodes, but not in the state folder; or move --state to another disk."),
     Diagnosis("disk-low", 27, "Free space before it runs out.", warns=True),
     Diagnosis("metrics-port-taken", 28, "Choose another port for metrics, or end what listens there."),
     Diagnosis("metrics-unusable", 29, "Correct `listen`, `identity` or `token` of the metrics."),
@@ -141,7 +141,7 @@ REFUSED = (
 )
 TODAY = (
     Diagnosis("daemon-silent", 96, "ps -o stat: T is stopped (kill -CONT), D waits for a disk. Else start it again."),
-    Diagnosis("today-used-up", 97, "Raise that limit in the policy, or wait."),
+    Diagnosis("today-used-up", 97, "Raise that limit in the policy, or have the coordinator pause the run until then."),
 )
 DIAGNOSES = {
     entry.name: entry

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from protofed.client.secure_aggregation.partners import CONFIRM, IDENTITY_FILE, Confirmed, Partners, load_identity
+from protofed.client.secure_aggregation.partners import CONFIRM, Confirmed, Partners
 from protofed.client.secure_aggregation.sessions import FOLDER, Pinned, pinned_in
 from protofed.common.errors import count
 from protofed.common.payload import SiteId
@@ -58,13 +58,17 @@ def who_reads(
         return f"{runs}It can read this site's own update."
     some = "" if needed == len(partners) else f"{needed} of "
     within = f"{runs}The server can read this site's own update only together with {some}{listed.named(partners)}"
-    outside = helpers_outside(len(group), len(listed.partners))
-    return f"{within}." if outside is None else f"{within}{outside_text(outside)}."
+    return f"{within}{_outside(listed, group)}."
 
 
-def outside_text(helpers: int) -> str:
-    """The other way in which a server can read a site's own update, by `helpers_outside`."""
-    return f", or with {count(helpers, 'partner')} outside the group, if it lies about who is missing"
+def _outside(listed: Consortium, group: Collection[SiteId]) -> str:
+    """The other way in which a server can read a site's own update, as the end of a sentence; empty: there is none."""
+    if (helpers := helpers_outside(len(group), len(listed.partners))) is None:
+        return ""
+    running = {one.site for one in listed.coordinating}.difference(group)
+    if (needed := helpers - len(running)) > 0:
+        return f", or with {count(needed, 'partner')} outside the group, if it lies about who is missing"
+    return f", or alone, by its sites {', '.join(sorted(running))}, if it lies about who is missing"
 
 
 def _without_list(least: int | None, *, required: bool | None) -> str:
@@ -72,7 +76,7 @@ def _without_list(least: int | None, *, required: bool | None) -> str:
     match required:
         case True:
             helpers = "partners" if least is None else f"{helpers_within(least)} or more partners"
-            then = f"With a confirmed list, {helpers} of its group must help the server to read this site's own update."
+            then = f"With a confirmed list, {helpers} must help the server to read this site's own update."
             return f"{none}, so this site is in no secure aggregation. {then}"
         case False:
             return f"{none}. {INVENTED}"
@@ -102,10 +106,8 @@ class PartnersView:
         Raises:
             StateError: a file is damaged.
         """
-        known = (state / IDENTITY_FILE).exists()
-        own = load_identity(state).public_key().public_bytes_raw().hex() if known else ""
         partners = Partners(state)
-        return cls(own, partners.offered(), partners.confirmed(), pinned_in(state / FOLDER))
+        return cls(partners.own(), partners.offered(), partners.confirmed(), pinned_in(state / FOLDER))
 
     @property
     def listed(self) -> Consortium | None:

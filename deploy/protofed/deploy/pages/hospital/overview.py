@@ -28,6 +28,7 @@ from protofed.deploy.pages.hospital.site import HospitalSite, chosen
 from protofed.deploy.pages.shell import find_shell, read_form
 from protofed.deploy.site import orders
 from protofed.deploy.site.offered_runs import all_runs
+from protofed.deploy.site.partners import PartnersView
 
 UNDECIDED: Final = (ApprovalStatus.WAITING, ApprovalStatus.CHANGED)
 RUNS: Final[Mapping[bool | None, str]] = {True: "running", False: "not running", None: "unknown"}  # of a daemon
@@ -95,24 +96,19 @@ def _missing(site: HospitalSite) -> list[str]:
 def _whom(site: HospitalSite) -> Mapping[str, Any]:
     """The institution that runs the server, by the confirmed list; the server's address; how many other sites."""
     try:
-        confirmed = Partners(site.state).confirmed()
+        view = PartnersView.of(site.state)
         server = "" if site.settings is None else site.settings.read().server
     except ProtofedError:  # `_partners`, or the health page, says why
-        confirmed, server = None, ""
+        return {"coordinator": "", "servers": "", "partners": 0, "listed": 0}
     servers = server or " and ".join(sorted({one.server for one in site.log.leavings() if one.server}))
-    if confirmed is None:
+    if (listed := view.listed) is None:
         return {"coordinator": "", "servers": servers, "partners": 0, "listed": 0}
-    listed = confirmed.consortium
-    return {
-        "coordinator": listed.coordinator,
-        "servers": servers,
-        "partners": len(listed.partners) - 1,
-        "listed": listed.number,
-    }
+    others = sum(one.identity != view.own for one in listed.partners)
+    return {"coordinator": listed.coordinator, "servers": servers, "partners": others, "listed": listed.number}
 
 
 def _sent(site: HospitalSite) -> Mapping[str, Any]:
-    """What was sent, by the audit log: how much, and when last; `sent_more`: older records are not here."""
+    """Updates and scores that were sent, by the audit log, and when last; `sent_more`: older records are not here."""
     items = [one for one in site.log.leavings() if not one.why]
     return {
         "sent_bytes": sum(one.size for one in items),

@@ -61,7 +61,7 @@ from protofed.server.rounds.machine.phases import (
     Tick,
 )
 from protofed.server.rounds.machine.rules import Grouping, RoundRules, cohort_size, compute_quorum
-from protofed.server.rounds.machine.waiting import NAMED
+from protofed.server.rounds.machine.waiting import name_some
 from protofed.server.storage.rows import OPEN, RoundRow, TaskRow
 from protofed.server.verdicts import RoundOutcome
 
@@ -197,8 +197,7 @@ def _close_if_due(rules: RoundRules, phase: Collecting, now: float, hoped_for: S
         too_few = f"{count(len(phase.reported), 'update')} at the deadline{whole}, quorum {phase.quorum}"
         return _abandon(rules, phase, f"{too_few}{missing(phase.required - counted)}")
     if len(possible) < phase.quorum or not phase.required <= possible:
-        names, more = sorted(phase.failed)[:NAMED], len(phase.failed) - NAMED
-        who = ", ".join(names) + (f" and {more} more" if more > 0 else "")
+        who = name_some(sorted(phase.failed))
         failed = f"{len(phase.failed)} of {len(phase.cohort)} sites cannot do the task: {who}{reason}"
         again_at = now + rules.pause(phase.round, phase.tries + 1)
         return _abandon(rules, phase, f"{failed}{missing(phase.required - possible)}", again_at)

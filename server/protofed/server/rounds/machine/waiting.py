@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeAlias, assert_never
@@ -117,7 +117,7 @@ class Waiting:
 
     @property
     def _what(self) -> str:
-        missing = f"; missing: {self._named}" if self.missing else ""
+        missing = f"; missing: {name_some(self.missing)}" if self.missing else ""
         match self.reason:
             case WaitReason.REQUIRED_SITES if self.has >= self.needed:
                 return f"needs each of its required sites{missing}"
@@ -133,29 +133,30 @@ class Waiting:
             case WaitReason.DISK:
                 return "waits for space on the server's disk"
             case WaitReason.UPDATES:
-                return f"waits for updates of {self._named}; {self._counts}, the quorum is {self.needed}"
+                return f"waits for updates of {name_some(self.missing)}; {self._counts}, the quorum is {self.needed}"
             case WaitReason.SUM:
                 step = f"in step {self.step} of a secure aggregation"
-                return f"waits for {self._named} {step}; {self._counts}, needs {self.needed}"
+                return f"waits for {name_some(self.missing)} {step}; {self._counts}, needs {self.needed}"
             case WaitReason.EVALUATOR:
                 return "needs an evaluator with images to refine the model on, has none"
             case WaitReason.REFINEMENT:
-                return f"waits for {self._named} to refine the model"
+                return f"waits for {name_some(self.missing)} to refine the model"
             case WaitReason.SCORES:
-                return f"waits for scores of {self._named}"
+                return f"waits for scores of {name_some(self.missing)}"
             case _:
                 assert_never(self.reason)
-
-    @property
-    def _named(self) -> str:
-        more = f" and {len(self.missing) - NAMED} more" if len(self.missing) > NAMED else ""
-        return ", ".join(map(str, self.missing[:NAMED])) + more
 
     @property
     def _counts(self) -> str:
         if self.reported == self.has:
             return f"has {self.has}"
         return f"has {self.reported} of {self.requested}, {self.has} in whole groups"
+
+
+def name_some(sites: Sequence[object]) -> str:
+    """The first ones by name, and how many more there are."""
+    more = f" and {len(sites) - NAMED} more" if len(sites) > NAMED else ""
+    return ", ".join(map(str, sites[:NAMED])) + more
 
 
 def waiting(
