@@ -17,7 +17,8 @@ from tests.support.dp_contexts import with_noise
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import SiteData
 from protofed.client.models.catalogue import build
 from protofed.client.training.context import FitContext
 from protofed.client.training.loop import train

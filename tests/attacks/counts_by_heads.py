@@ -18,7 +18,7 @@ from tests.attacks.hostile_server import always, as_payload, honest_model, publi
 from tests.attacks.outcome import Outcome
 from tests.attacks.policies import limits_of
 
-from protofed.client.data.site_data import Examples
+from protofed.client.data.examples import Examples
 from protofed.client.models.split import load
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload
@@ -63,7 +63,7 @@ def least_movement(policy: str) -> Outcome:
 
 def black(examples: Examples) -> Examples:
     """The same examples, of which nothing is to be seen."""
-    return Examples(torch.zeros_like(examples.images), examples.labels)
+    return Examples(torch.zeros_like(examples.pixels()), examples.labels)
 
 
 def _one_step(policy: str, lr: float) -> dict[str, object]:

@@ -11,7 +11,8 @@ import torch
 from tests.attacks.policies import policy_of
 from tests.support.scripted_server import AgentHarness
 
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import SiteData
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel, dump
 from protofed.common import codec
@@ -52,7 +53,7 @@ def _digits(recipe: Recipe) -> dict[SiteId, SiteData]:
     sides = recipe.input.shape[1:]
 
     def enlarged(examples: Examples) -> Examples:
-        images = examples.images if examples.images.is_floating_point() else examples.images / 255
+        images = examples.pixels() if examples.pixels().is_floating_point() else examples.pixels() / 255
         return Examples(torch.nn.functional.interpolate(images, sides), examples.labels)
 
     def fitted(data: SiteData) -> SiteData:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from tests.attacks.hostile_server import honest_model, recipe_like
 
-from protofed.client.data.site_data import Examples
+from protofed.client.data.examples import Examples
 from protofed.client.models.split import load
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload

@@ -28,7 +28,8 @@ from tests.attacks.score_questions import (
 
 from protofed.client.agent import scores
 from protofed.client.agent.scores import is_nearly_constant, secret_half
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import SiteData
 from protofed.common.payload import Array
 from protofed.common.protocol.messages import Activity
 from protofed.common.protocol.scores import LOSS
@@ -67,9 +68,9 @@ def test_a_model_that_never_says_a_class_tells_of_the_secret_half_alone(server: 
 def relabelled(data: SiteData, secret: bytes) -> SiteData:
     """With other images and labels in the places of its own test set that are not in the secret half."""
     assert data.local_test is not None
-    images, labels = (tensor.clone() for tensor in (data.local_test.images, data.local_test.labels))
+    images, labels = (tensor.clone() for tensor in (data.local_test.pixels(), data.local_test.labels))
     rest = (~secret_half(secret, len(labels))).nonzero().flatten()
-    images[rest] = data.train.images[: len(rest)]
+    images[rest] = data.train.pixels()[: len(rest)]
     labels[rest] = data.train.labels[: len(rest)]
     return replace(data, local_test=Examples(images, labels))
 

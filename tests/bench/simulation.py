@@ -24,7 +24,8 @@ from tests.bench.server_process import bench_recipe
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import SiteData
 from protofed.client.models.catalogue import build
 from protofed.common.config.recipe import Recipe
 from protofed.common.process import keep_memory

@@ -22,7 +22,8 @@ from torch.linalg import vector_norm
 from torch.nn.functional import cross_entropy, normalize
 from torch.nn.utils import clip_grad_norm_
 
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods
 from protofed.client.methods import cwfedavg, fednh, fedproc, fedprp
 from protofed.client.models.catalogue import architectures, device_model

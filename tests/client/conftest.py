@@ -13,7 +13,8 @@ from tests.support.clock import Clock
 from torch import Tensor, nn
 
 from protofed.client.agent import scores
-from protofed.client.data.site_data import Augment, Batch, Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import Augment, Batch, SiteData
 from protofed.client.models.split import SplitModel
 from protofed.client.policy.approval import FOLDER, Approvals
 from protofed.client.training.context import FitContext

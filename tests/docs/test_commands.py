@@ -27,7 +27,7 @@ from tests.support.command_line import Answers, called
 from tests.support.image_files import classes, ramp, save
 
 from protofed.client.data import arrays
-from protofed.client.data.site_data import Examples
+from protofed.client.data.examples import Examples
 from protofed.client.data.split import DataSplit
 from protofed.client.transport.audit import ClientAudit
 from protofed.common import codec

@@ -152,7 +152,7 @@ def secrets(data: SiteData) -> dict[str, bytes]:
     """A site's images, labels and counts, as bytes that would tell of them."""
     train, counts = data.train, np.bincount(data.train.labels.numpy(), minlength=data.classes)
     normalised = train.normalised(data.input).numpy()
-    found = {f"image {number}": image.tobytes() for number, image in enumerate(train.images.numpy())}
+    found = {f"image {number}": image.tobytes() for number, image in enumerate(train.pixels().numpy())}
     found |= {f"normalised image {number}": image.tobytes() for number, image in enumerate(normalised)}
     for name, numbers in {"labels": train.labels.numpy()[:64], "counts": counts}.items():
         found |= {f"{name} as {kind}": packed for kind, packed in packings(numbers).items()}
@@ -276,7 +276,7 @@ def test_row_91_no_image_no_label_and_no_count_is_in_it(recording: Recording) ->
 
 def test_what_cannot_leave_would_be_found_if_it_did(recipe_of: Callable[..., Recipe]) -> None:
     data = load_data(recipe_of("fedavg"))[RECORDED]
-    image, labels = data.train.images[7].numpy(), data.train.labels.numpy()
+    image, labels = data.train.pixels()[7].numpy(), data.train.labels.numpy()
     leaked = {"weight": image[0], "seen": np.bincount(labels, minlength=data.classes), "order": labels}
     said = [
         SentMessage(call, message.SerializeToString(), message) for call, message in handing_in({Part.BODY: leaked})

@@ -29,8 +29,9 @@ from tests.support.waiting import wait_for
 
 from protofed.client.agent.agent import REJECTED_PAUSE_S
 from protofed.client.agent.heartbeat import Heartbeat
+from protofed.client.data.examples import Examples
 from protofed.client.data.site import load_site
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.site_data import SiteData
 from protofed.client.device import pick_device
 from protofed.client.models.split import SplitModel
 from protofed.client.site import DaemonStatus
@@ -390,7 +391,7 @@ def test_row_33_data_that_cannot_be_used_are_told_by_a_code_only(
 def test_row_33_a_site_of_one_class_is_a_site_like_others(method: str) -> None:
     def lonely(recipe: Recipe) -> SiteData:
         mine = site_data().train
-        return replace(site_data(), train=Examples(mine.images, torch.ones_like(mine.labels)))
+        return replace(site_data(), train=Examples(mine.pixels(), torch.ones_like(mine.labels)))
 
     harness = AgentHarness(recipe={**RUN, "method": {"name": method}}, load_data=lonely, roles=frozenset(Role))
     harness.fit(1)

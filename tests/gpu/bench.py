@@ -19,7 +19,7 @@ from tests.gpu.report import Finding, Found, Status
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from protofed.client.data.site_data import Examples
+from protofed.client.data.examples import Examples
 from protofed.client.training.context import FitContext
 from protofed.client.training.loop import train
 

@@ -30,7 +30,7 @@ def work(proof: Proof) -> Iterator[Found]:
     count = 96 if proof.rehearsal else 2000
     here = SiteData(examples(count), examples(2), fit_context(CPU, examples(2)).data.input, 10)
     there = here.placed(proof.device)
-    yield judged("a site's images lie on", there.train.images.device.type, proof.device.type)
+    yield judged("a site's images lie on", there.train.pixels().device.type, proof.device.type)
     yield _batches("batches, all augmentations: pixels that differ from the CPU's", here, there)
     if proof.rehearsal:
         yield skipped("batches of images that stay in the host's memory", "needs a GPU")

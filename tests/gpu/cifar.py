@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from protofed.client.data import sources
-from protofed.client.data.site_data import Examples
+from protofed.client.data.examples import Examples
 from protofed.common.config.data import Data
 from protofed.common.config.tables import Input
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import SiteData
 from protofed.client.models.catalogue import device_model
 from protofed.client.training.context import FitContext, seeded
 from protofed.client.training.loop import train

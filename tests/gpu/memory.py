@@ -15,7 +15,7 @@ from tests.gpu.plan import Proof, at_most, judged
 from tests.gpu.report import Finding, Found, Status
 from torch import Tensor
 
-from protofed.client.data.site_data import Examples
+from protofed.client.data.examples import Examples
 from protofed.client.training.context import FitContext, SingleProcess
 from protofed.client.training.loop import Loss, train
 

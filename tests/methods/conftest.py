@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protofed.client.data.site_data import Augment, Batch, Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import Augment, Batch, SiteData
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
 from protofed.common.config.recipe import Plan, Sampling

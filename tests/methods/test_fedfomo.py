@@ -14,7 +14,8 @@ from tests.support.half_rounds import GOLDEN, Linear, LocalOf, model, parts, pla
 from tests.support.round_contexts import round_context
 from torch import nn
 
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import SiteData
 from protofed.client.method import compute_losses, distance, mixed
 from protofed.client.methods.fedfomo import FedFomoClient, first_order, normalised_gains
 from protofed.client.methods.solo import SoloClient

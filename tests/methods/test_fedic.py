@@ -14,7 +14,8 @@ from tests.support.round_contexts import round_context
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import SiteData
 from protofed.client.method import Trained, client_methods, distillation, site_models, train
 from protofed.client.methods import fedic
 from protofed.client.methods.fedic import FEDICClient

@@ -14,7 +14,8 @@ import torch
 
 from protofed.client.agent.agent import Agent
 from protofed.client.agent.computation import Computation, ScoredModel, score
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import SiteData
 from protofed.client.policy.policy import Policy, Released
 from protofed.client.site import DaemonStatus, PreparedRun
 from protofed.client.state.store import SiteState
@@ -101,7 +102,7 @@ CHANGES: dict[str, Change] = {
 def flipped(data: SiteData) -> SiteData:
     """The site's data with class c labelled as C - 1 - c."""
     labels = data.classes - 1 - data.train.labels
-    return replace(data, train=Examples(data.train.images, torch.as_tensor(labels)))
+    return replace(data, train=Examples(data.train.pixels(), torch.as_tensor(labels)))
 
 
 def marked(images: torch.Tensor) -> torch.Tensor:
@@ -116,7 +117,7 @@ def backdoored(data: SiteData) -> SiteData:
     train = data.train
     others = train.labels != TARGET
     labels = torch.full_like(train.labels[others], TARGET)
-    added = Examples(torch.cat((train.images, marked(train.images[others]))), torch.cat((train.labels, labels)))
+    added = Examples(torch.cat((train.pixels(), marked(train.pixels()[others]))), torch.cat((train.labels, labels)))
     return replace(data, train=added)
 
 
@@ -229,7 +230,7 @@ def _fooled(running: Simulation, evaluator: Agent) -> float:
     test = run.data.test
     others = test.labels != TARGET
     labels = torch.full_like(test.labels[others], TARGET)
-    data = replace(run.data, test=Examples(marked(test.images[others]), labels))
+    data = replace(run.data, test=Examples(marked(test.pixels()[others]), labels))
     recipe = running.recipe
     task = Task(TaskKind.SCORE, recipe.name, recipe.rounds, "marked", published.address, 1, 60.0)
     work = Computation(EVALUATOR, replace(run, data=data), task, SiteState(), scored=ScoredModel.GLOBAL)

@@ -27,7 +27,8 @@ from tests.support.round_contexts import round_context
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import SiteData
 from protofed.client.distributed.launch import launched
 from protofed.client.distributed.leader import Leader, follow
 from protofed.client.distributed.rendezvous import joined_ranks

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.client.data.site_data import Examples
+from protofed.client.data.examples import Examples
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import SiteId
 from protofed.deploy.export import model_folder
@@ -64,7 +64,7 @@ def probabilities(
 
 def right_answers(folder: Path, test: Examples, runtime: Literal["torch", "onnx"] = "torch") -> NDArray[np.bool_]:
     """Which images a model classifies rightly, [N]."""
-    found = probabilities(folder, test.images.numpy(), runtime=runtime).argmax(1)
+    found = probabilities(folder, test.pixels().numpy(), runtime=runtime).argmax(1)
     return np.asarray(found == test.labels.numpy())
 
 

@@ -13,8 +13,11 @@ from pydicom import Dataset
 from pydicom.dataset import FileMetaDataset
 from pydicom.uid import UID, ExplicitVRLittleEndian, RLELossless, SecondaryCaptureImageStorage
 
+from protofed.client.data.decoding import decode, in_unit
 from protofed.common.config.data import Data
 from protofed.common.config.tables import Input
+
+STEP = 1 / 65535
 
 RGB = Input(shape=(3, 4, 4))
 GREY = Input(shape=(1, 4, 4))
@@ -26,6 +29,12 @@ def settings(source: str, root: Path, **more: Any) -> Data:
 
 def input_(shape: tuple[int, int, int], **more: Any) -> Input:
     return Input.model_validate({"shape": shape, **more})
+
+
+def decoded(path: Path, input_: Input) -> NDArray[Any]:
+    """`decode` of a file: uint8, or what 16 bits say in 0..1, which is exact to half of `STEP`."""
+    pixels = decode(path, input_)
+    return pixels if pixels.dtype == np.uint8 else in_unit(pixels)
 
 
 def ramp(height: int = 4, width: int = 4, channels: int = 3) -> NDArray[np.uint8]:

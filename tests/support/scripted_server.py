@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from protofed.client.agent.agent import Agent, Site
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import SiteData
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.policy.policy import Policy, Released, ReleasedScores

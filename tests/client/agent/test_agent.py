@@ -15,7 +15,8 @@ from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model,
 from torch import nn
 
 from protofed.client.agent.agent import EXCLUDED_PAUSE_S, INCIDENT_PAUSE_S
-from protofed.client.data.site_data import Examples, SiteData, no_examples
+from protofed.client.data.examples import Examples, no_examples
+from protofed.client.data.site_data import SiteData
 from protofed.client.models.split import SplitModel
 from protofed.client.site import DaemonStatus
 from protofed.client.state.disk_store import DiskStore
@@ -509,7 +510,7 @@ def installed(method: str, base: Payload) -> Payload:
 def accuracy(method: str, model: Payload) -> float:
     """On the test set, with NumPy."""
     test = site_data().test
-    x = (test.images.flatten(1).numpy() - 0.5) / 0.5
+    x = (test.pixels().flatten(1).numpy() - 0.5) / 0.5
     z = np.maximum(x @ model[Part.BODY]["linear1.weight"].T + model[Part.BODY]["linear1.bias"], 0)
     head = model[Part.HEAD]
     logits = z @ head["prototypes"].T if method == "fednh" else z @ head["weight"].T + head["bias"]

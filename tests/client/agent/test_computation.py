@@ -12,7 +12,8 @@ from tests.support.scripted_server import RUN
 from torch import nn
 
 from protofed.client.agent.computation import Computation, active_images, fit, unit_layers, withhold_rare_units
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import SiteData
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel, dump, load

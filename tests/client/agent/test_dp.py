@@ -109,7 +109,7 @@ def test_class_sums_need_a_noise_of_their_own(method: str) -> None:
 def test_a_model_that_normalises_over_batches_is_refused() -> None:
     def of_eight(recipe: Recipe) -> SiteData:
         data = site_data()
-        large = replace(data.train, images=torch.nn.functional.interpolate(data.train.images, (8, 8)))
+        large = replace(data.train, images=torch.nn.functional.interpolate(data.train.pixels(), (8, 8)))
         return replace(data, train=large, test=large, input=recipe.input)
 
     run = run_of(model={"name": "resnet18", "norm": "batch"}, input={"shape": [1, 8, 8]})

@@ -13,7 +13,8 @@ import torch
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, site_data, work
 from tests.support.training_doubles import Deadly, KilledError
 
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import SiteData
 from protofed.client.policy.policy import Policy, PolicyRefusedError
 from protofed.client.policy.rules import PolicyRules
 from protofed.client.state.disk_store import DiskStore
@@ -95,7 +96,7 @@ def test_it_refines_on_its_auxiliary_images_alone() -> None:
     assert same_tensors(alone, both)
 
     def others(recipe: Recipe) -> SiteData:
-        images = Examples(public().images.flip(0), public().labels)
+        images = Examples(public().pixels().flip(0), public().labels)
         return replace(evaluators(recipe), auxiliary=images)
 
     assert not same_tensors(alone, refined(harness(load_data=others)))

@@ -21,7 +21,8 @@ from torch import Tensor
 from protofed.client.agent.computation import NoRemoteExecutor, ScoredModel
 from protofed.client.agent.scores import MIN_IMAGES, Answers, Scorer, answered, is_nearly_constant, secret_half
 from protofed.client.agent.task_tools import BaseModelCache
-from protofed.client.data.site_data import Examples, SiteData, no_examples, stratified_sample
+from protofed.client.data.examples import Examples, no_examples, stratified_sample
+from protofed.client.data.site_data import SiteData
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.split import SplitModel
 from protofed.client.site import DaemonStatus, PreparedRun

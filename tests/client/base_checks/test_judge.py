@@ -13,7 +13,7 @@ from tests.support.scripted_server import RULES, RUN, AgentHarness, site_data, w
 
 from protofed.client.agent.agent import Agent
 from protofed.client.base_checks import statistics as base_checks
-from protofed.client.data.site_data import Examples
+from protofed.client.data.examples import Examples
 from protofed.client.models.catalogue import first_model
 from protofed.client.models.split import led_by_controls, site_models
 from protofed.client.policy.policy import PolicyRefusedError
@@ -283,7 +283,7 @@ def test_an_evaluator_fits_nothing_that_could_be_led() -> None:
     site = of_scaffold()
     site.roles = frozenset({Role.EVALUATOR})
     data = site_data()
-    nothing = Examples(data.train.images[:0], data.train.labels[:0])
+    nothing = Examples(data.train.pixels()[:0], data.train.labels[:0])
     site.load_data = lambda _: replace(data, train=nothing, scores_only=True)
     daemon = site.agent()
     site.score(1, corrected(9.0))

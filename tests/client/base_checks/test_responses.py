@@ -22,7 +22,8 @@ from protofed.client.base_checks.responses import (
     responses,
 )
 from protofed.client.base_checks.statistics import BaseCheck
-from protofed.client.data.site_data import Batch, Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import Batch, SiteData
 from protofed.client.models.catalogue import build, first_model
 from protofed.client.models.split import SplitModel, dump, load
 from protofed.common.config.recipe import Recipe

@@ -15,7 +15,7 @@ from tests.support.image_files import RGB, classes, save, settings
 from protofed.client.data import labels
 from protofed.client.data.file_entry import TooManyUnreadableError
 from protofed.client.data.image_files import Scan, scan
-from protofed.client.data.sources import read_files
+from protofed.client.data.sources import Reading, read_files
 from protofed.common.errors import DataError
 
 RUN = ("mel", "nv")
@@ -192,7 +192,7 @@ def test_a_link_to_itself_is_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(root)  # a folder may itself be a link
     assert len(folder(root).items) == len(folder(tmp_path / "link").items) == 41
     with pytest.raises(TooManyUnreadableError) as caught:
-        read_files(settings("folder", root), RGB, RUN)
+        read_files(settings("folder", root), RGB, RUN, Reading())
     assert [name for name, _ in caught.value.files] == ["nv/loop.png"]
 
 

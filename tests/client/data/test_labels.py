@@ -113,7 +113,7 @@ def medmnist(folder: Path, name: str, dataset: str | None = None, **more: Any) -
 def test_medmnist_is_read_by_its_library(name: str, tmp_path: Path) -> None:
     source = load(medmnist(tmp_path, name), RGB)
     assert source.train.labels.tolist() == source.test.labels.tolist() == [0, 1, 2, 2]
-    assert source.train.images[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
+    assert source.train.pixels()[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
     named = load(medmnist(tmp_path, name, label_map={"0": "nv", "1": "mel"}, ignore_labels=["2"]), RGB, ("mel", "nv"))
     assert named.train.labels.tolist() == [1, 0]
 

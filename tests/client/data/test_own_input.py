@@ -60,7 +60,7 @@ def test_of_files_it_is_the_first_readable_ones_and_the_names_are_their_own(tmp_
     found, count = infer_input(data)
     assert (found.shape, found.fit, found.colours, count) == ((3, 5, 7), "stretch", "convert", 2)
     assert infer_class_names(data) == ("A", "mel")
-    assert load(data, found, infer_class_names(data)).train.images.shape[1:] == (3, 5, 7)
+    assert load(data, found, infer_class_names(data)).train.pixels().shape[1:] == (3, 5, 7)
 
 
 def test_photographs_are_shrunk(tmp_path: Path) -> None:

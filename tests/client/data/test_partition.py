@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sklearn.model_selection import train_test_split
 from tests.support.partitions import balanced, held_classes, owners, rng
 
+from protofed.client.data.examples import Examples, stratified_sample, stratified_share
 from protofed.client.data.partition import (
     Labels,
     by_class,
@@ -26,7 +27,6 @@ from protofed.client.data.partition import (
     pfllib_dirichlet,
     shards,
 )
-from protofed.client.data.site_data import Examples, stratified_sample, stratified_share
 from protofed.common.errors import DataError
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -197,7 +197,7 @@ def test_examples_are_drawn_once_and_all_of_them_are_no_copy() -> None:
     examples = Examples(torch.arange(9, dtype=torch.uint8).reshape(9, 1, 1, 1), labels)
     some = examples.sample(4, 0)
     rows = stratified_sample(labels, 4, 0)
-    assert some.images.flatten().tolist() == rows.tolist()
+    assert some.pixels().flatten().tolist() == rows.tolist()
     assert torch.equal(some.labels, labels[rows])
     assert examples.sample(4, 0) is some
     assert examples.sample(4, 1) is not some

@@ -20,7 +20,7 @@ GREY = Input(shape=(1, 2, 2))
 MODULE = """
 import numpy as np
 import torch
-from protofed.client.data.site_data import Examples
+from protofed.client.data.examples import Examples
 from protofed.client.data.split import DataSplit
 
 def blank(data):

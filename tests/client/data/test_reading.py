@@ -40,9 +40,9 @@ def split(root: Path, **names: int) -> Path:
 def test_a_split_of_the_files_own_is_kept(tmp_path: Path) -> None:
     classes(split(tmp_path, mel=2, nv=3) / "val", {"nv": 2}, first=200)
     source = folder(tmp_path)
-    assert (shades(source.train.images), source.train.labels.tolist()) == ([0, 1, 10, 11, 12], [0, 0, 1, 1, 1])
-    assert (shades(source.test.images), source.test.labels.tolist()) == ([100, 101, 110, 111, 112], [0, 0, 1, 1, 1])
-    assert source.train.images.dtype == torch.uint8
+    assert (shades(source.train.pixels()), source.train.labels.tolist()) == ([0, 1, 10, 11, 12], [0, 0, 1, 1, 1])
+    assert (shades(source.test.pixels()), source.test.labels.tolist()) == ([100, 101, 110, 111, 112], [0, 0, 1, 1, 1])
+    assert source.train.pixels().dtype == torch.uint8
     with pytest.raises(DataError, match=r"data\.test_fraction"):
         folder(tmp_path, test_fraction=0.3)
 
@@ -51,36 +51,38 @@ def test_without_one_a_test_set_is_held_out_by_the_seed_as_of_an_npz(tmp_path: P
     classes(tmp_path / "files", {"mel": 10, "nv": 20})
     source = folder(tmp_path / "files", test_fraction=0.4)
     assert source.test.labels.bincount().tolist() == [5, 8]
-    assert sorted(shades(source.train.images) + shades(source.test.images)) == list(range(30))
-    assert [shade >= 10 for shade in shades(source.train.images)] == source.train.labels.tolist()
+    assert sorted(shades(source.train.pixels()) + shades(source.test.pixels())) == list(range(30))
+    assert [shade >= 10 for shade in shades(source.train.pixels())] == source.train.labels.tolist()
     images = np.stack([shade(number) for number in range(30)])
     np.savez(tmp_path / "a.npz", train_images=images, train_labels=np.repeat([0, 1], [10, 20]))
     files, arrays = folder(tmp_path / "files", seed=3), load(settings("npz", tmp_path / "a.npz", seed=3), RGB)
-    assert shades(files.test.images) == shades(arrays.test.images) != shades(folder(tmp_path / "files").test.images)
-    assert torch.equal(files.train.images, arrays.train.images)
+    assert (
+        shades(files.test.pixels()) == shades(arrays.test.pixels()) != shades(folder(tmp_path / "files").test.pixels())
+    )
+    assert torch.equal(files.train.pixels(), arrays.train.pixels())
 
 
 def test_threads_that_overtake_one_another_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     classes(tmp_path, {"nv": 10})
     paths = sorted((tmp_path / "nv").iterdir())
 
-    def slow(path: Path, input_: Input) -> Pixels:
+    def slow(path: Path, input_: Input, part: str) -> Pixels:
         time.sleep(0.02 * (int(path.stem) % 3 == 0))
-        return decode_file(path, input_)
+        return decode_file(path, input_, part)
 
     monkeypatch.setattr(sources, "decode_file", slow)
     monkeypatch.setattr(sources, "AHEAD_BYTES", 1)  # of 8 at a time, not all at once
-    images, why = read_images(paths, RGB)
-    assert images[:, 0, 0, 0].tolist() == list(range(10))
-    assert why == [None] * 10
+    read = read_images([(path, "") for path in paths], RGB, None)
+    assert read.images[:, 0, 0, 0].tolist() == list(range(10))
+    assert (read.rows.tolist(), read.reasons) == (list(range(10)), [None] * 10)
 
 
-def test_one_deep_file_makes_all_of_them_floats(tmp_path: Path) -> None:
+def test_one_deep_file_makes_all_of_them_deep(tmp_path: Path) -> None:
     paths = [save(tmp_path / f"{n}.png", np.full((4, 4), n * 51, np.uint8)) for n in range(3)]
     paths.insert(2, save(tmp_path / "deep.png", np.full((4, 4), 13107, np.uint16)))
-    images, _ = read_images(paths, input_((1, 4, 4)))
-    assert images.dtype == np.float32
-    np.testing.assert_allclose(images[:, 0, 0, 0].astype(np.float64), [0, 0.2, 0.2, 0.4], atol=1e-7)
+    images = read_images([(path, "") for path in paths], input_((1, 4, 4)), None).images
+    assert images.dtype == torch.uint16
+    assert images[:, 0, 0, 0].tolist() == [0, 13107, 13107, 26214]  # n * 51 * 257
 
 
 def damaged(root: Path, *names: str) -> None:
@@ -103,7 +105,7 @@ def test_a_share_that_is_tolerated_is_left_out_and_logged_as_a_count(tmp_path: P
     damaged(split(tmp_path, mel=2, nv=2), "train/nv/Doe.png", "test/mel/00.png", "Doe.bin")
     with capture_logs() as logs:
         source = folder(tmp_path, max_unreadable_fraction=0.35)
-    assert (shades(source.train.images), shades(source.test.images)) == ([0, 1, 10, 11], [101, 110, 111])
+    assert (shades(source.train.pixels()), shades(source.test.pixels())) == ([0, 1, 10, 11], [101, 110, 111])
     assert source.test.labels.tolist() == [0, 1, 1]
     (line,) = logs
     assert line == {"event": "images cannot be read and are left out", "log_level": "warning", "count": 3}
@@ -143,7 +145,7 @@ def test_a_file_that_becomes_unreadable_moves_no_other(tmp_path: Path) -> None:
     (tmp_path / "mel" / "03.png").write_bytes(b"")
     after = folder(tmp_path, max_unreadable_fraction=0.1)
     for one, other in ((before.train, after.train), (before.test, after.test)):
-        assert [shade for shade in shades(one.images) if shade != 3] == shades(other.images)
+        assert [shade for shade in shades(one.pixels()) if shade != 3] == shades(other.pixels())
 
 
 def test_groups_stay_together_through_every_split(tmp_path: Path) -> None:
@@ -154,11 +156,11 @@ def test_groups_stay_together_through_every_split(tmp_path: Path) -> None:
     groups, test_groups = source.group_column, source.test_group_column
     assert groups is not None
     assert test_groups is not None
-    assert [f"{shade // 4:02}" for shade in shades(source.train.images)] == groups.tolist()
+    assert [f"{shade // 4:02}" for shade in shades(source.train.pixels())] == groups.tolist()
     assert not set(groups) & set(test_groups)
     (site,) = load_sites(data, RGB, 2, class_names=RUN)
     assert site.local_test is not None
-    parts = [{shade // 4 for shade in shades(part.images)} for part in (site.train, site.test, site.local_test)]
+    parts = [{shade // 4 for shade in shades(part.pixels())} for part in (site.train, site.test, site.local_test)]
     assert sum(map(len, parts)) == len(set.union(*parts)) == 20
     assert all(parts)
 
@@ -200,8 +202,8 @@ def test_a_manifest_is_loaded_in_its_own_order(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("\n".join(rows))
     data = settings("manifest", tmp_path / "table.csv", label_map={"melanoma": "mel"})
     source = load(data, RGB, RUN)
-    assert (shades(source.train.images), source.train.labels.tolist()) == ([3, 1, 4], [0, 0, 1])
-    assert shades(source.test.images) == [2]
+    assert (shades(source.train.pixels()), source.train.labels.tolist()) == ([3, 1, 4], [0, 0, 1])
+    assert shades(source.test.pixels()) == [2]
     (tmp_path / "images" / "4.png").unlink()
     with pytest.raises(DataError, match=r"1 of 4 images cannot be read: 1 × no such file"):
         load(data, RGB, RUN)

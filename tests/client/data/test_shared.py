@@ -7,8 +7,9 @@ from mmap import mmap
 import pytest
 import torch
 
+from protofed.client.data.examples import Examples
 from protofed.client.data.shared import Contents, Shared, share
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.site_data import SiteData
 from protofed.common.config.tables import Input
 
 INPUT = Input(shape=(1, 2, 3), mean=(0.3,), std=(0.2,))
@@ -44,7 +45,7 @@ def test_sites_come_out_as_they_went_in(sites: dict[str, SiteData]) -> None:
         assert (out.local_test is None) == (site.local_test is None)
         for one, other in ((out.train, site.train), (out.test, site.test), (out.local_test, site.local_test)):
             if one is not None and other is not None:
-                assert torch.equal(one.images, other.images)
+                assert torch.equal(one.pixels(), other.pixels())
                 assert torch.equal(one.labels, other.labels)
                 assert torch.equal(one.normalised(INPUT), other.normalised(INPUT))
 
@@ -53,7 +54,7 @@ def test_units_and_a_site_without_a_test_set_come_out_too() -> None:
     out = held({"site-1": SiteData(examples(2, 4), examples(0, 5), INPUT, 4, own_test=True)})[0].site("site-1")
     assert (out.own_test, len(out.test), out.local_test) == (True, 0, None)
     units, some = torch.tensor([4, 4, 0]), examples(3, 2)
-    site = SiteData(Examples(some.images, some.labels, units), examples(5, 0), INPUT, 4)
+    site = SiteData(Examples(some.pixels(), some.labels, units), examples(5, 0), INPUT, 4)
     out = held({"site-1": site})[0].site("site-1")
     assert out.train.units is not None
     assert out.train.units.tolist() == [4, 4, 0]
@@ -76,6 +77,9 @@ def test_a_common_test_set_and_normalised_images_are_there_once(sites: dict[str,
 
 def test_images_that_are_augmented_are_not_normalised_before(sites: dict[str, SiteData]) -> None:
     _, _, contents = held(sites, augmented=True)
-    kept = {name: contents.examples[entry.train].normalised is not None for name, entry in contents.sites.items()}
+    kept = {
+        name: contents.arrays[contents.examples[entry.train].array].normalised is not None
+        for name, entry in contents.sites.items()
+    }
     assert kept == {"evaluator": False, "site-1": False, "site-2": False}
-    assert contents.examples[contents.sites["site-1"].test].normalised is not None
+    assert contents.arrays[contents.examples[contents.sites["site-1"].test].array].normalised is not None

@@ -16,11 +16,13 @@ import torch
 from numpy.typing import NDArray
 from tests.support.image_files import GREY, RGB, settings
 
+from protofed.client.data.examples import Examples
 from protofed.client.data.file_entry import TooManyUnreadableError
-from protofed.client.data.hold_out import check_apart, held_out, units_of_groups, units_of_images
+from protofed.client.data.hold_out import check_apart, held_out, units_of_groups
 from protofed.client.data.labels import LabelsError
 from protofed.client.data.site import load_site, load_sites, load_test
 from protofed.client.data.site_data import SiteData
+from protofed.client.data.split import DataSplit
 from protofed.common.config.data import Data
 from protofed.common.errors import DataError
 
@@ -212,8 +214,9 @@ def test_a_number_that_no_map_names_is_left_out_and_another_label_moves_no_image
 
 
 def test_equal_images_are_on_one_side_and_groups_in_two_parts_are_not_named() -> None:
-    images = np.stack([noise(seed % 500) for seed in range(1000)])
-    units = units_of_images(images)
+    images = torch.from_numpy(np.stack([noise(seed % 500) for seed in range(1000)]).reshape(1000, 1, 1, -1))
+    units = DataSplit(Examples(images, torch.zeros(1000, dtype=torch.int64))).with_units().units
+    assert units is not None
     local, test = (held_out(units, 0.5, 0, purpose) for purpose in ("local test", "test"))
     assert (local[:500] == local[500:]).all()
     assert 180 < (local[:500] == test[:500]).sum() < 320
@@ -260,7 +263,7 @@ def test_settings_that_choose_images_by_counts_are_refused_by_name(more: dict[st
 def test_the_sites_of_a_simulation_share_the_evaluators_test_set(tmp_path: Path) -> None:
     data = npz(tmp_path / "a.npz", 80, groups=False).model_copy(update={"test_fraction": 0.3})
     (site,), evaluator = load_sites(data, GREY, 2, noisy=True), load_test(data, GREY, 2, noisy=True)
-    assert torch.equal(site.test.images, evaluator.test.images)
+    assert torch.equal(site.test.pixels(), evaluator.test.pixels())
     assert (site.own_test, evaluator.own_test) == (True, False)
     assert len(site.train) + len(site.test) == 80
 

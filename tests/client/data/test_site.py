@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from protofed.client.data.examples import Examples
 from protofed.client.data.site import draw_auxiliary, load_site, load_sites, load_test
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.site_data import SiteData
 from protofed.common.config.data import Data
 from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
@@ -25,7 +26,7 @@ def data(**options: Any) -> Data:
 
 
 def images(*examples: Examples) -> set[bytes]:
-    return {image.numpy().tobytes() for some in examples for image in some.images}
+    return {image.numpy().tobytes() for some in examples for image in some.pixels()}
 
 
 def auxiliary(of: SiteData) -> Examples:
@@ -66,8 +67,8 @@ def test_without_the_key_nothing_changes_and_with_it_the_test_set_is_the_same() 
 def test_daemons_of_one_source_draw_the_same_as_a_simulation() -> None:
     sites, evaluator = load_sites(data(), DIGITS, 10), load_test(data(), DIGITS, 10)
     one = load_site(data(), 1, DIGITS, 10)
-    assert torch.equal(one.train.images, sites[1].train.images)
-    assert torch.equal(auxiliary(one).images, auxiliary(evaluator).images)  # a site that evaluates as well has them
+    assert torch.equal(one.train.pixels(), sites[1].train.pixels())
+    assert torch.equal(auxiliary(one).pixels(), auxiliary(evaluator).pixels())  # a site that evaluates as well has them
     other = load_test(data(seed=1), DIGITS, 10)
     assert images(auxiliary(other)) != images(auxiliary(evaluator))
 

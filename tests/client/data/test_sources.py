@@ -63,9 +63,9 @@ def test_digits_hold_out_a_balanced_test_set_by_the_seed() -> None:
     source = load(settings("digits"), DIGITS)
     assert len(source.train) == 1797 - 520
     assert source.test.labels.bincount().tolist() == [52] * 10  # int(0.3 * 174), 174 eights being the fewest
-    assert (source.train.images.dtype, float(source.train.images.max())) == (torch.float32, 1.0)
-    again, other = (load(settings("digits", seed=seed), DIGITS).test.images for seed in (0, 1))
-    assert (torch.equal(source.test.images, again), torch.equal(source.test.images, other)) == (True, False)
+    assert (source.train.pixels().dtype, float(source.train.pixels().max())) == (torch.float32, 1.0)
+    again, other = (load(settings("digits", seed=seed), DIGITS).test.pixels() for seed in (0, 1))
+    assert (torch.equal(source.test.pixels(), again), torch.equal(source.test.pixels(), other)) == (True, False)
 
 
 def test_a_spiral_has_an_arm_a_class_and_is_drawn_by_the_seed() -> None:
@@ -73,15 +73,15 @@ def test_a_spiral_has_an_arm_a_class_and_is_drawn_by_the_seed() -> None:
     source = load(settings("spiral"), plane)
     assert source.train.labels.bincount().tolist() == [560] * 6
     assert source.test.labels.bincount().tolist() == [240] * 6
-    x, y = (source.train.images.reshape(-1, 2).double() - 0.5).T
+    x, y = (source.train.pixels().reshape(-1, 2).double() - 0.5).T
     radius, angle = torch.hypot(x, y), torch.atan2(y, x)
     assert 0.05 <= float(radius.min()) < float(radius.max()) <= 0.5 + 1e-6
     begins = angle - 0.55 * 2 * torch.pi * (radius - 0.05) / 0.45  # where its arm leaves the middle
     off = torch.remainder(begins - source.train.labels * torch.pi / 3 + torch.pi, 2 * torch.pi) - torch.pi
     assert float(off.std()) == pytest.approx(0.1, rel=0.1)
     assert float(off.abs().mean()) < 0.1
-    again, other = (load(settings("spiral", seed=seed), plane).test.images for seed in (0, 1))
-    assert (torch.equal(source.test.images, again), torch.equal(source.test.images, other)) == (True, False)
+    again, other = (load(settings("spiral", seed=seed), plane).test.pixels() for seed in (0, 1))
+    assert (torch.equal(source.test.pixels(), again), torch.equal(source.test.pixels(), other)) == (True, False)
     tailed = load_sites(settings("spiral", long_tail=0.01), plane, 6)[0]
     assert tailed.train.labels.bincount().tolist() == [int(560 * 0.01 ** (c / 5)) for c in range(6)]
     with pytest.raises(DataError, match=r"\[1, 1, 2\].*\[1, 8, 8\]"):
@@ -92,12 +92,12 @@ def test_npz_is_read_channels_first(tmp_path: Path) -> None:
     images, labels = half([1, 0])
     images[1, 0, 1] = (7, 8, 9)
     source = load(write_npz(tmp_path, both(images, labels)), SMALL)
-    assert source.train.images.shape == (2, 3, 2, 2)
-    assert source.train.images[1, :, 0, 1].tolist() == [7, 8, 9]
+    assert source.train.pixels().shape == (2, 3, 2, 2)
+    assert source.train.pixels()[1, :, 0, 1].tolist() == [7, 8, 9]
     assert source.test.labels.tolist() == [1, 0]
     assert source.site_column is None
     grey = write_npz(tmp_path, both(np.arange(8, dtype=np.uint8).reshape(2, 2, 2), np.array([0, 1])))
-    assert load(grey, Input(shape=(1, 2, 2))).train.images.tolist() == [[[[0, 1], [2, 3]]], [[[4, 5], [6, 7]]]]
+    assert load(grey, Input(shape=(1, 2, 2))).train.pixels().tolist() == [[[[0, 1], [2, 3]]], [[[4, 5], [6, 7]]]]
 
 
 def test_npz_without_a_test_set_holds_one_out_and_an_evaluator_needs_no_training_examples(tmp_path: Path) -> None:
@@ -105,8 +105,8 @@ def test_npz_without_a_test_set_holds_one_out_and_an_evaluator_needs_no_training
     arrays = {"train_images": images, "train_labels": labels, "train_site": np.arange(35)}
     source = load(write_npz(tmp_path, arrays, test_fraction=0.5), SMALL)
     assert source.test.labels.bincount(minlength=3).tolist() == [10, 6, 0]
-    assert numbers(source.train.images) == np.asarray(source.site_column).tolist()
-    assert numbers(source.test.images) == np.asarray(source.test_site_column).tolist()
+    assert numbers(source.train.pixels()) == np.asarray(source.site_column).tolist()
+    assert numbers(source.test.pixels()) == np.asarray(source.test_site_column).tolist()
     images, labels = half([0, 1, 1])
     data = write_npz(tmp_path, {"test_images": images, "test_labels": labels})
     assert (len(load_test(data, SMALL, 2).train), len(load_test(data, SMALL, 2).test)) == (0, 3)
@@ -116,15 +116,15 @@ def test_npz_without_a_test_set_holds_one_out_and_an_evaluator_needs_no_training
 
 def test_a_column_makes_one_site_a_value_and_may_split_the_test_set_too(tmp_path: Path) -> None:
     sites = load_sites(write_npz(tmp_path, two_sites(), partition={"kind": "column"}), SMALL, 2)
-    assert [numbers(site.train.images) for site in sites] == [[1], [0, 2, 3]]
+    assert [numbers(site.train.pixels()) for site in sites] == [[1], [0, 2, 3]]
     assert sites[0].test is sites[1].test
     assert [site.local_test for site in sites] == [None, None]
     both_columns = two_sites(test_site=np.array(["b", "a", "b"]))
     data = write_npz(tmp_path, both_columns, partition={"kind": "column"})
     sites = load_sites(data, SMALL, 2)
-    assert [numbers(site.local_test.images) for site in sites if site.local_test is not None] == [[5], [4, 6]]
+    assert [numbers(site.local_test.pixels()) for site in sites if site.local_test is not None] == [[5], [4, 6]]
     assert sites[0].test is sites[1].test
-    assert numbers(sites[0].test.images) == numbers(load_test(data, SMALL, 2).test.images) == [4, 5, 6]
+    assert numbers(sites[0].test.pixels()) == numbers(load_test(data, SMALL, 2).test.pixels()) == [4, 5, 6]
 
 
 @pytest.mark.parametrize("long_tail", [None, 0.5])
@@ -135,7 +135,7 @@ def test_patients_are_the_units_of_each_site(long_tail: float | None, tmp_path: 
     for site in load_sites(data, SMALL, 2):
         assert site.train.units is not None
         assert site.test.units is None  # nobody trains on them
-        own = [patients[number] for number in numbers(site.train.images)]
+        own = [patients[number] for number in numbers(site.train.pixels())]
         units = site.train.units.tolist()
         assert sorted(set(units)) == list(range(len(set(own))))
         assert len(set(zip(own, units, strict=True))) == len(set(own))
@@ -146,7 +146,7 @@ def test_patients_are_the_units_of_each_site(long_tail: float | None, tmp_path: 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_column_follows_its_examples_through_a_long_tail(seed: int, tmp_path: Path) -> None:
     data = write_npz(tmp_path, two_sites(), partition={"kind": "column"}, long_tail=0.5, seed=seed)
-    made = [numbers(site.train.images) for site in load_sites(data, SMALL, 2)]
+    made = [numbers(site.train.pixels()) for site in load_sites(data, SMALL, 2)]
     assert made in ([[1], [0, 2]], [[0, 2, 3]])  # one of the two examples of class 1 is left
 
 
@@ -168,7 +168,7 @@ def test_a_share_out_of_range_says_how_many_there_are_and_a_source_that_is_not_c
         with pytest.raises(DataError, match=rf"partition_index.*{share}"):
             load_site(data, share, DIGITS, 10)
     own = load_site(settings("digits"), 3, DIGITS, 10)
-    assert torch.equal(own.train.images, load_sites(settings("digits"), DIGITS, 10)[0].train.images)
+    assert torch.equal(own.train.pixels(), load_sites(settings("digits"), DIGITS, 10)[0].train.pixels())
 
 
 def test_images_of_another_shape_and_labels_beyond_the_runs_classes_are_refused() -> None:
@@ -250,9 +250,9 @@ PFLLIB = {"merge_test_into_train": True, "local_test_fraction": 0.25}
 
 def test_a_merged_source_has_all_examples_and_needs_both_columns(tmp_path: Path) -> None:
     source = load(write_npz(tmp_path, two_sites(test_site=np.array(["a", "c", "b"])), **PFLLIB), SMALL)
-    assert (numbers(source.train.images), source.train.labels.tolist()) == ([*range(7)], [0, 1, 0, 1, 0, 1, 1])
+    assert (numbers(source.train.pixels()), source.train.labels.tolist()) == ([*range(7)], [0, 1, 0, 1, 0, 1, 1])
     assert np.asarray(source.site_column).tolist() == ["b", "a", "b", "b", "a", "c", "b"]
-    assert source.test.images.shape == (0, 3, 2, 2)
+    assert source.test.pixels().shape == (0, 3, 2, 2)
     digits = load(settings("digits", **PFLLIB), DIGITS)
     assert (len(digits.train), len(digits.test)) == (1797, 0)
     data = write_npz(tmp_path, two_sites(), partition={"kind": "column"}, **PFLLIB)
@@ -284,9 +284,9 @@ def test_merged_sites_are_pfllibs_and_only_they_have_test_sets() -> None:
 def test_a_merged_sources_evaluator_scores_on_all_local_test_sets(partition: dict[str, Any]) -> None:
     data = settings("digits", seed=1, partition=partition, **PFLLIB)
     sites, evaluator = load_sites(data, DIGITS, 10), load_test(data, DIGITS, 10)
-    everything = [site.local_test.images for site in sites if site.local_test is not None]
+    everything = [site.local_test.pixels() for site in sites if site.local_test is not None]
     assert len(everything) == len(sites)
-    assert sorted(rows(torch.cat(everything))) == sorted(rows(evaluator.test.images))
+    assert sorted(rows(torch.cat(everything))) == sorted(rows(evaluator.test.pixels()))
     assert sum(len(site.train) for site in sites) + len(evaluator.test) == 1797
     assert (len(evaluator.train), evaluator.scores_only) == (0, True)
 
@@ -311,7 +311,7 @@ def test_a_daemon_gets_the_same_test_sets_as_a_simulation(more: dict[str, Any]) 
         assert (own.local_test is None) == (site.local_test is None) == (len(more) == 2 and "long_tail" in more)
         for one, other in ((own.train, site.train), (own.test, site.test), (own.local_test, site.local_test)):
             if one is not None and other is not None:
-                assert torch.equal(one.images, other.images)
+                assert torch.equal(one.pixels(), other.pixels())
                 assert torch.equal(one.labels, other.labels)
 
 
@@ -323,9 +323,9 @@ def test_a_local_test_share_comes_out_of_what_a_site_would_train_on() -> None:
         assert before.local_test is None
         assert after.local_test is not None
         assert len(after.local_test) == -(-len(before.train) // 4)
-        both = [*rows(after.train.images), *rows(after.local_test.images)]
-        assert sorted(both) == sorted(rows(before.train.images))
-        assert torch.equal(after.test.images, before.test.images)
+        both = [*rows(after.train.pixels()), *rows(after.local_test.pixels())]
+        assert sorted(both) == sorted(rows(before.train.pixels()))
+        assert torch.equal(after.test.pixels(), before.test.pixels())
     assert len(load_test(data, DIGITS, 10).test) == len(split[0].test) == 520
 
 
@@ -336,7 +336,7 @@ def test_by_class_divides_the_test_set_among_the_sites_that_hold_its_classes() -
     assert len(sites[0].test) == 520  # nothing is taken away from it
     local = [site.local_test for site in sites if site.local_test is not None]
     assert [set(test.labels.tolist()) for test in local] == [set(site.train.labels.tolist()) for site in sites]
-    assert sorted(rows(torch.cat([test.images for test in local]))) == sorted(rows(sites[0].test.images))
+    assert sorted(rows(torch.cat([test.pixels() for test in local]))) == sorted(rows(sites[0].test.pixels()))
 
 
 def test_too_few_examples_or_a_test_share_beside_a_test_set_are_refused(tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_own_images_give_one_test_set_beside_a_local_fraction(tmp_path: Path) ->
     (site,), evaluator = load_sites(data, SMALL, 2), load_test(data, SMALL, 2)
     assert site.local_test is not None
     assert (len(site.train), len(site.test), len(site.local_test)) == (45, 0, 15)
-    assert numbers(evaluator.test.images) == numbers(site.local_test.images)
+    assert numbers(evaluator.test.pixels()) == numbers(site.local_test.pixels())
     (two,) = load_sites(data.model_copy(update={"test_fraction": 0.3}), SMALL, 2)
     assert two.local_test is not None
     assert (len(two.train), len(two.test), len(two.local_test)) == (30, 18, 12)
@@ -391,7 +391,7 @@ def unpack(verb: str, archive: str, target: Path) -> None:
 def test_mnist_is_read_from_its_own_files(tmp_path: Path) -> None:
     unpack("to_torchvision", "mnist.zip", tmp_path)
     source = load(settings("mnist", root=tmp_path), Input(shape=(1, 28, 28)))
-    assert source.train.images.shape == (60000, 1, 28, 28)
+    assert source.train.pixels().shape == (60000, 1, 28, 28)
     assert source.train.labels[:5].tolist() == [5, 0, 4, 1, 9]
     assert source.test.labels[:5].tolist() == [7, 2, 1, 0, 4]
 

@@ -32,9 +32,9 @@ def test_a_validation_part_of_the_digits_is_balanced_and_has_no_image_of_the_tes
     tested, tuned = (load(digits(validation_fraction=fraction), DIGITS) for fraction in (None, 0.2))
     assert tuned.test.labels.bincount().tolist() == [24] * 10  # int(0.2 * 122), 122 eights being the fewest
     assert len(tuned.train) + len(tuned.test) == len(tested.train) == 1277
-    assert found(tuned.train.images) | found(tuned.test.images) == found(tested.train.images)
-    assert not found(tuned.test.images) & (found(tuned.train.images) | found(tested.test.images))
-    parts = [load(digits(validation_fraction=0.2, seed=seed), DIGITS).test.images for seed in (0, 0, 1)]
+    assert found(tuned.train.pixels()) | found(tuned.test.pixels()) == found(tested.train.pixels())
+    assert not found(tuned.test.pixels()) & (found(tuned.train.pixels()) | found(tested.test.pixels()))
+    parts = [load(digits(validation_fraction=0.2, seed=seed), DIGITS).test.pixels() for seed in (0, 0, 1)]
     assert (torch.equal(parts[0], parts[1]), torch.equal(parts[0], parts[2])) == (True, False)
 
 
@@ -42,9 +42,9 @@ def test_all_of_a_run_score_on_it_and_the_long_tail_is_of_the_rest() -> None:
     data = digits(validation_fraction=0.2, long_tail=0.02, partition=PARTITION)
     sites, evaluator = load_sites(data, DIGITS, 10), load_test(data, DIGITS, 10)
     for index, site in enumerate(sites):
-        assert torch.equal(site.test.images, evaluator.test.images)
-        assert torch.equal(load_site(data, index, DIGITS, 10).train.images, site.train.images)
-        assert not found(site.train.images) & found(evaluator.test.images)
+        assert torch.equal(site.test.pixels(), evaluator.test.pixels())
+        assert torch.equal(load_site(data, index, DIGITS, 10).train.pixels(), site.train.pixels())
+        assert not found(site.train.pixels()) & found(evaluator.test.pixels())
     sizes = torch.stack([site.train.labels.bincount(minlength=10) for site in sites]).sum(0).tolist()
     assert (len(evaluator.test), sizes) == (240, [102, 69, 44, 29, 18, 12, 7, 5, 3, 2])
 
@@ -73,7 +73,7 @@ def test_a_source_with_a_test_set_keeps_groups_whole_and_sites_of_a_column_apart
     assert not [group for group in source.test_group_column if group.startswith("test")]
     data = npz(tmp_path, 80, 8, ("site",), validation_fraction=0.25, partition={"kind": "column"})
     sites = load_sites(data, RGB, 2)
-    own = [len(site.local_test.images) for site in sites if site.local_test is not None]
+    own = [len(site.local_test.pixels()) for site in sites if site.local_test is not None]
     assert (len(own), sum(own), len(sites[0].test)) == (2, 20, 20)
 
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 from tests.support.scripted_server import RULES, RUN, AgentHarness
 
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import SiteData
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import dump
 from protofed.client.site import DaemonStatus

@@ -13,7 +13,8 @@ from tests.support.round_contexts import round_context
 from tests.support.training_doubles import LocalOf
 
 from protofed.client.agent.computation import Computation, ScoredModel, fit, score
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods
 from protofed.client.models.split import dump
 from protofed.client.site import DaemonStatus, PreparedRun, train_alone

@@ -15,7 +15,8 @@ from tests.support.round_contexts import round_context
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods
 from protofed.client.models.catalogue import device_model
 from protofed.client.models.split import dump

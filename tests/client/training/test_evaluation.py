@@ -14,7 +14,8 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from torch import Tensor, nn
 
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import SiteData
 from protofed.client.models.split import SplitModel
 from protofed.client.training import evaluation
 from protofed.client.training.evaluation import (

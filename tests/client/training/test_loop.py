@@ -18,7 +18,8 @@ from tests.support.training_doubles import LocalOf, Short
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import SiteData
 from protofed.client.models.split import CosineHead, SplitModel
 from protofed.client.training.context import FitContext, FitProgress
 from protofed.client.training.loop import (

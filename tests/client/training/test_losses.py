@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import SiteData
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.site import TaskAbortedError
 from protofed.client.training.context import FitContext

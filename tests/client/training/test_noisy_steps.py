@@ -17,7 +17,8 @@ from tests.support.training_doubles import Deadly, KilledError, LocalOf
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import SiteData
 from protofed.client.method import Loss, Trained, client_methods
 from protofed.client.methods import fednh, fedproc, fedprp
 from protofed.client.models.catalogue import architectures, build

@@ -20,7 +20,8 @@ from tests.support.training_doubles import Deadly, KilledError
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.state.disk_store import DiskStore

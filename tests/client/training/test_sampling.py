@@ -12,7 +12,8 @@ from tests.support.method_facts import METHODS, brief
 from tests.support.normed_model import seeded
 from tests.support.round_contexts import round_context
 
-from protofed.client.data.site_data import Batch, Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import Batch, SiteData
 from protofed.client.method import client_methods
 from protofed.client.training.context import FitContext
 from protofed.common.config.recipe import Plan, Sampling

@@ -284,7 +284,7 @@ def test_the_same_pixels_are_answered_the_same_in_any_batch(
     simulated: Simulated, wanted: Wants, tmp_path: Path
 ) -> None:
     export(wanted("fedprp", "global", tmp_path / "m"))
-    pixels = simulated("fedprp").test.images[:5].numpy()
+    pixels = simulated("fedprp").test.pixels()[:5].numpy()
     one_by_one = np.concatenate([probabilities(tmp_path / "m", pixels[i : i + 1]) for i in range(5)])
     np.testing.assert_allclose(one_by_one, probabilities(tmp_path / "m", pixels), atol=1e-6)
 

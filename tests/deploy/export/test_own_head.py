@@ -106,7 +106,7 @@ Requests = Callable[..., tuple[FinishedRun, ExportRequest]]
 def test_it_predicts_as_in_the_run(kind: str, who: str, score: str, request_of: Requests, tmp_path: Path) -> None:
     done, asked = request_of("squared", kind)
     assert export(asked).facts.model.head == HEAD
-    pixels = done.test.images.numpy()
+    pixels = done.test.pixels().numpy()
     for runtime, allowed in (("torch", frozenset({HEAD})), ("onnx", frozenset[str]())):
         found = probabilities(tmp_path / "m", pixels, allowed, runtime)  # type: ignore[arg-type]
         assert (found.argmax(1) == done.test.labels.numpy()).mean() == pytest.approx(done.scores[who][score], abs=1e-9)
@@ -117,7 +117,7 @@ def test_whoever_did_not_allow_its_code_runs_none_of_it(request_of: Requests, tm
     done, asked = request_of("squared")
     export(asked)
     with pytest.raises(ConfigError, match=f"--allow-plugin {HEAD}"):
-        probabilities(tmp_path / "m", done.test.images[:2].numpy())
+        probabilities(tmp_path / "m", done.test.pixels()[:2].numpy())
 
 
 def test_what_its_weights_do_not_say_is_found_before_anything_is_written(request_of: Requests, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_head_that_does_not_say_how_it_is_made_can_be_a_graph(request_of: Requ
         export(asked)
     assert not (tmp_path / "m").exists()
     export(replace(asked, format="onnx"))
-    found = probabilities(tmp_path / "m", done.test.images.numpy(), runtime="onnx").argmax(1)
+    found = probabilities(tmp_path / "m", done.test.pixels().numpy(), runtime="onnx").argmax(1)
     recorded = done.scores["evaluator"]["global.accuracy"]
     assert (found == done.test.labels.numpy()).mean() == pytest.approx(recorded, abs=1e-9)
 

@@ -66,7 +66,7 @@ def model(exported: Path, tmp_path: Path) -> Path:
 def pngs(done: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The test set as files, by class; grey values to 16 bits, so that they are the run's own."""
     folder = tmp_path_factory.mktemp("pngs")
-    for index, (image, label) in enumerate(zip(done.test.images, done.test.labels, strict=True)):
+    for index, (image, label) in enumerate(zip(done.test.pixels(), done.test.labels, strict=True)):
         (folder / str(int(label))).mkdir(exist_ok=True)
         grey = (image[0].numpy() * 65535).round().astype(np.uint16)
         Image.fromarray(grey).save(folder / str(int(label)) / f"{index:04d}.png")
@@ -99,7 +99,7 @@ def test_files_are_classified_as_the_run_did(
 
 
 def test_an_archive_is_classified_like_files(exported: Path, done: FinishedRun, tmp_path: Path) -> None:
-    np.savez(tmp_path / "some.npz", images=done.test.images[:30, 0].numpy())
+    np.savez(tmp_path / "some.npz", images=done.test.pixels()[:30, 0].numpy())
     found = asked(exported, tmp_path / "some.npz", tmp_path)
     rows = table(tmp_path / "p.csv")
     assert (found.image_count, rows[0]["path"], rows[29]["path"]) == (30, "some.npz#0", "some.npz#29")

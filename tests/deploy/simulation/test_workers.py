@@ -76,7 +76,7 @@ def paper() -> Paper:
 
 @pytest.fixture
 def workers(paper: Paper, recipe_of: Recipes) -> Workers:
-    contents = {"examples": (), "sites": {}, "nbytes": 0}
+    contents = {"arrays": (), "examples": (), "sites": {}, "nbytes": 0}
     beginning = {"recipe": recipe_of("fedavg").model_dump_json(), "plugins": (), "device": "cpu", "data": contents}
     return Workers(paper, Beginning.model_validate(beginning), lambda _: BASE)
 
@@ -182,7 +182,7 @@ def test_work_at_which_workers_end_again_and_again_ends_the_run_by_name(paper: P
 def test_a_worker_that_cannot_take_a_base_computes_nothing_from_the_one_before(
     paper: Paper, workers: Workers, recipe_of: Recipes
 ) -> None:
-    contents = Contents(examples=(), sites={}, nbytes=0)
+    contents = Contents(arrays=(), examples=(), sites={}, nbytes=0)
     recipe = recipe_of("fedavg").model_dump_json()
     worker = SiteWorker(Beginning(recipe=recipe, plugins=frozenset(), device="cpu", data=contents), memoryview(b""))
     workers.prefetch(1, lambda: [scoring("site-1")])
@@ -197,7 +197,7 @@ def test_a_worker_that_hears_nothing_any_more_ends(started: int, error: str, cod
         "recipe": recipe_of("fedavg").model_dump_json(),
         "plugins": [],
         "device": "cpu",
-        "data": {"examples": [], "sites": {}, "nbytes": 64},
+        "data": {"arrays": [], "examples": [], "sites": {}, "nbytes": 64},
     }
     ended = subprocess.run(
         [sys.executable, "-c", DEAF, json.dumps(beginning), str(started), error],

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from protofed.client.agent.computation import Computation, RemoteExecutor, ScoredModel, predictions, score
 from protofed.client.agent.task_tools import BaseModelCache, TaskTools
-from protofed.client.data.site_data import SiteData, stratified_sample
+from protofed.client.data.examples import stratified_sample
+from protofed.client.data.site_data import SiteData
 from protofed.client.policy.rules import is_own
 from protofed.client.secure_aggregation.steps import SumSteps
 from protofed.client.site import DaemonStatus, PreparedRun, Site, is_aggregated

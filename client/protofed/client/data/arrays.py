@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protofed.client.data.site_data import Examples
+from protofed.client.data.examples import Examples
 from protofed.client.data.split import Column, DataSplit
 from protofed.common.config.data import SOURCES, Data
 from protofed.common.errors import DataError, unknown

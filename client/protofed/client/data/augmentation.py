@@ -15,6 +15,7 @@ from protofed.common.config.tables import Input
 
 PADDING = 4  # pixels that are added on every side before a crop
 LARGEST_TURN = 15.0  # degrees, to either side
+UNITS = {torch.uint8: 255.0, torch.uint16: 65535.0, torch.float32: 1.0}  # what white is, by the images' dtype
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,9 @@ class Augmentation:
 
 def normaliser(input_: Input, dtype: torch.dtype, device: torch.device) -> Callable[[Tensor], Tensor]:
     """(pixel - mean) / std by channel, for images of this dtype on this device: [B, channels, H, W] -> float32."""
-    unit = 255.0 if dtype == torch.uint8 else 1.0
-    shift, scale = (torch.tensor(v, device=device).mul(unit).view(-1, 1, 1) for v in (input_.mean, input_.std))
+    shift, scale = (torch.tensor(v, device=device).mul(UNITS[dtype]).view(-1, 1, 1) for v in (input_.mean, input_.std))
+    if dtype == torch.uint16:  # few kernels promote it
+        return lambda images: images.float().sub_(shift).div_(scale)
     return lambda images: torch.sub(images, shift).div_(scale)  # promotes uint8 to float32 on the way
 
 

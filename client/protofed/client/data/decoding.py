@@ -151,7 +151,7 @@ def _jpeg_2000(image: Image, path: Path) -> StoredGrey:
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Pixels: TypeAlias = NDArray[Any]  # [channels, H, W], uint8, or float32 in 0..1
+Pixels: TypeAlias = NDArray[Any]  # [channels, H, W], uint8, or uint16 where 65535 is white
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "GIF", "WEBP", "JPEG2000")
 _GREYS = ("L", "F")
 _MAGIC = {b"II": "a TIFF file", b"MM": "a TIFF file", b"\xff\xd8": "a JPEG file", b"BM": "a BMP file"}
@@ -163,7 +163,7 @@ def decode(path: Path, input_: Input) -> Pixels:
     """Decode one image file (PNG, JPEG, TIFF, BMP, GIF, WebP, JPEG 2000; DICOM), recognised by content, not suffix.
 
     Returns:
-        [channels, H, W]: uint8 from 8-bit files without `input.window`, else float32 in 0..1.
+        [channels, H, W]: uint8 from 8-bit files without `input.window`, else uint16.
 
     Raises:
         UnreadableImageError: empty, truncated, of an unknown type, of several frames, too large, partly transparent, or
@@ -182,7 +182,7 @@ def silence_decoders() -> Iterator[None]:
         yield
 
 
-def decode_file(path: Path, input_: Input) -> Pixels:
+def decode_file(path: Path, input_: Input, part: str = "") -> Pixels:  # noqa: ARG001  (parts come with frames)
     """As `decode`, for several threads at once, inside of one `silence_decoders`.
 
     `warnings.catch_warnings` is not thread-safe, so it must be entered once around all threads.
@@ -212,7 +212,23 @@ def fit_to_input(image: Image, input_: Input) -> Pixels:
         pixels = np.stack(planes)
     else:
         pixels = np.atleast_3d(_fitted(image, input_)).transpose(2, 0, 1)
-    return np.ascontiguousarray(np.broadcast_to(pixels, input_.shape))
+    return np.ascontiguousarray(np.broadcast_to(_in_16_bits(pixels), input_.shape))
+
+
+def deepened(pixels: NDArray[np.uint8]) -> NDArray[np.uint16]:
+    """Pixels [...] of 8 bits in 16 bits: 255 becomes 65535."""
+    return pixels.astype(np.uint16) * np.uint16(257)
+
+
+def in_unit(pixels: Pixels) -> NDArray[np.float32]:
+    """Pixels [...] as floats in 0..1, which floats are already."""
+    white = 1.0 if pixels.dtype.kind == "f" else float(np.iinfo(pixels.dtype).max)
+    return np.asarray(pixels / np.float32(white), dtype=np.float32)
+
+
+def _in_16_bits(pixels: NDArray[Any]) -> Pixels:
+    """Pixels of 8 bits as they are; float32 in 0..1 as uint16, which is finer than any file that is read."""
+    return pixels if pixels.dtype == np.uint8 else np.rint(pixels * np.float32(65535)).astype(np.uint16)
 
 
 def open_image(path: Path, window: tuple[float, float] | None) -> Image:

@@ -54,6 +54,7 @@ class FileEntry:
         row: of a manifest, as a spreadsheet counts (the heading is row 1); None: not from a manifest.
         site: whose it is, where the source has several sites' files; None: the source does not say.
         ambiguous: several files have the name that a manifest gives.
+        part: which part of the file it is; empty: the whole.
     """
 
     path: Path
@@ -64,6 +65,7 @@ class FileEntry:
     row: int | None = None
     site: str | None = None
     ambiguous: bool = False
+    part: str = ""
 
 
 @dataclass(frozen=True)

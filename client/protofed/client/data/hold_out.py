@@ -179,12 +179,12 @@ def check_apart(groups: Groups, parts: list[Indices], of: str) -> None:
 
 def units_of_groups(groups: Groups) -> Units:
     """The unit of each example by its group [N]: equal for equal groups."""
-    return _units(f"group {_whole(name)}".encode() for name in groups.tolist())
+    return units_of_digests(_digest(f"group {_whole(name)}".encode()) for name in groups.tolist())
 
 
-def units_of_images(images: NDArray[Any]) -> Units:
-    """The unit of each image of [N, ...]: equal images have one side. Labels do not count: a new one moves no image."""
-    return _units(image.tobytes() for image in images)
+def units_of_digests(digests: Iterable[bytes]) -> Units:
+    """The unit of each image by its digest: equal images have one side. A new label moves no image."""
+    return np.array([digest.hex() for digest in digests], dtype=f"U{2 * _BYTES}")
 
 
 def units_of_files(paths: Sequence[Path]) -> Units:
@@ -209,10 +209,6 @@ def held_out(units: Units, fraction: float, seed: int, purpose: str) -> Flags:
 def _whole(name: object) -> object:
     """A whole number by its integer: one row without a number makes the others of its column floats."""
     return int(name) if isinstance(name, float) and name.is_integer() else name
-
-
-def _units(contents: Iterable[bytes]) -> Units:
-    return np.array([_digest(content).hex() for content in contents], dtype=f"U{2 * _BYTES}")
 
 
 def _digest(content: bytes) -> bytes:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from mmap import mmap
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from protofed.client.data.augmentation import normaliser
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples, as_tensor, with_normalised
+from protofed.client.data.image_cache import CachedImages
+from protofed.client.data.site_data import SiteData
 from protofed.common.config.tables import Input
 from protofed.common.payload import SiteId
 
 _ALIGNMENT = 64  # bytes: PyTorch's own, so that every kernel takes the path that it takes for a tensor of its own
 Memory = mmap | memoryview
-_DTYPES = {str(dtype): dtype for dtype in (torch.uint8, torch.float32, torch.int64)}
+_DTYPES = {str(dtype): dtype for dtype in (torch.uint8, torch.uint16, torch.float32, torch.int64)}
 
 
 class _Listed(BaseModel):
@@ -30,11 +34,22 @@ class _TensorEntry(_Listed):
     shape: tuple[int, ...]
 
 
+class _FileEntry(_Listed):
+    path: Path
+    bits: int
+    shape: tuple[int, int, int, int]
+
+
+class _ArrayEntry(_Listed):
+    images: _TensorEntry | _FileEntry
+    normalised: _TensorEntry | None
+
+
 class _ExamplesEntry(_Listed):
-    images: _TensorEntry
+    array: int  # its number
+    rows: _TensorEntry | None
     labels: _TensorEntry
     units: _TensorEntry | None
-    normalised: _TensorEntry | None
 
 
 class _SiteEntry(_Listed):
@@ -47,8 +62,9 @@ class _SiteEntry(_Listed):
 
 
 class Contents(_Listed):
-    """Where in the block everything stands; sites with a common test set share it here, too."""
+    """Where in the block everything stands; views of one array share it here, too."""
 
+    arrays: tuple[_ArrayEntry, ...]
     examples: tuple[_ExamplesEntry, ...]
     sites: dict[SiteId, _SiteEntry]
     nbytes: int
@@ -57,23 +73,31 @@ class Contents(_Listed):
 def share(data: Mapping[SiteId, SiteData], block: Callable[[int], mmap], *, augmented: bool) -> tuple[Contents, mmap]:
     """Copy the data of sites, on the CPU, into a block, with the normalised images that a site would keep.
 
+    Images that are mapped from a cache stay there.
+
     Args:
         block: makes one of so many bytes.
         augmented: training images are taken as they are, so there is no use in normalised ones.
     """
     plan = _Plan(augmented)
     sites = {name: plan.site(site) for name, site in data.items()}
-    contents = Contents(examples=tuple(plan.entries), sites=sites, nbytes=plan.size)
+    contents = Contents(arrays=tuple(plan.arrays()), examples=tuple(plan.entries), sites=sites, nbytes=plan.size)
     memory = block(contents.nbytes)
-    for (examples, input_), entry in zip(plan.examples, contents.examples, strict=True):
-        _tensor(memory, entry.images).copy_(examples.images)
-        _tensor(memory, entry.labels).copy_(examples.labels)
-        if entry.units is not None and examples.units is not None:
-            _tensor(memory, entry.units).copy_(examples.units)
-        if entry.normalised is not None:
-            # Not `Examples.normalised`, which would keep it: of all sites, that is a second copy of the block.
+    for (examples, input_), array in zip(plan.owners.values(), contents.arrays, strict=True):
+        if isinstance(array.images, _TensorEntry):
+            _tensor(memory, array.images).copy_(examples.images)
+        if array.normalised is not None:
+            # Not `Examples.normalised_array`, which would keep it: that is a second copy of the block.
             floats = normaliser(input_, examples.images.dtype, examples.images.device)(examples.images)
-            _tensor(memory, entry.normalised).copy_(floats)
+            _tensor(memory, array.normalised).copy_(floats)
+    for examples, entry in zip(plan.examples, contents.examples, strict=True):
+        for values, place in (
+            (examples.rows, entry.rows),
+            (examples.labels, entry.labels),
+            (examples.units, entry.units),
+        ):
+            if values is not None and place is not None:
+                _tensor(memory, place).copy_(values)
     return contents, memory
 
 
@@ -86,7 +110,9 @@ class Shared:
 
     def __init__(self, contents: Contents, memory: Memory, input_: Input, classes: int) -> None:
         self._sites, self._input, self._classes = contents.sites, input_, classes
-        self._examples = [self._made(memory, entry) for entry in contents.examples]
+        self._memory = memory
+        self._arrays = [self._opened(entry) for entry in contents.arrays]
+        self._examples = [self._made(entry) for entry in contents.examples]
 
     def site(self, name: SiteId) -> SiteData:
         """The data of a site; its tensors are the block's."""
@@ -106,14 +132,26 @@ class Shared:
             own_test=entry.own_test,
         )
 
-    def _made(self, memory: Memory, entry: _ExamplesEntry) -> Examples:
-        units = None if entry.units is None else _tensor(memory, entry.units)
-        examples = Examples(_tensor(memory, entry.images), _tensor(memory, entry.labels), units)
-        return (
-            examples
-            if entry.normalised is None
-            else examples.with_normalised(self._input, _tensor(memory, entry.normalised))
-        )
+    def _opened(self, entry: _ArrayEntry) -> _Array:
+        if isinstance(entry.images, _FileEntry):
+            source = CachedImages(entry.images.path, entry.images.bits, entry.images.shape)
+            return _Array(as_tensor(source), source, {})
+        array = _Array(_tensor(self._memory, entry.images), None, {})
+        if entry.normalised is not None:
+            floats = _tensor(self._memory, entry.normalised)
+            array.shared.update(with_normalised(self._input, floats))
+        return array
+
+    def _made(self, entry: _ExamplesEntry) -> Examples:
+        images, source, shared = self._arrays[entry.array]
+        rows, units = (None if place is None else _tensor(self._memory, place) for place in (entry.rows, entry.units))
+        return Examples(images, _tensor(self._memory, entry.labels), units, rows, source, shared)
+
+
+class _Array(NamedTuple):
+    images: Tensor
+    source: CachedImages | None
+    shared: dict[Hashable, Any]
 
 
 class _Plan:
@@ -121,7 +159,9 @@ class _Plan:
 
     def __init__(self, augmented: bool) -> None:
         self._augmented, self._numbers = augmented, dict[int, int]()  # by identity
-        self.size, self.entries, self.examples = 0, list[_ExamplesEntry](), list[tuple[Examples, Input]]()
+        self.size, self.entries, self.examples = 0, list[_ExamplesEntry](), list[Examples]()
+        self.owners: dict[int, tuple[Examples, Input]] = {}  # one of the examples of each array, by its identity
+        self._kept = set[int]()  # arrays with a use for normalised images
 
     def site(self, site: SiteData) -> _SiteEntry:
         train = self._number(site.train, site.input, normalised=not self._augmented)
@@ -133,15 +173,31 @@ class _Plan:
         flags = {"scores_only": site.scores_only, "own_test": site.own_test}
         return _SiteEntry(train=train, test=test, local_test=local, auxiliary=auxiliary, **flags)
 
+    def arrays(self) -> Iterator[_ArrayEntry]:
+        """Once all sites have their places."""
+        for array, (examples, _) in self.owners.items():
+            if (source := examples.source) is not None:
+                yield _ArrayEntry(images=_FileEntry(**vars(source)), normalised=None)
+                continue
+            images = self._place(examples.images.dtype, examples.images.shape)
+            has_floats = array in self._kept and examples.kept_bytes
+            floats = self._place(torch.float32, examples.images.shape) if has_floats else None
+            yield _ArrayEntry(images=images, normalised=floats)
+
     def _number(self, examples: Examples, input_: Input, *, normalised: bool = True) -> int:
+        array = id(examples.shared)
+        self.owners.setdefault(array, (examples, input_))
+        if normalised and len(examples):
+            self._kept.add(array)
         if id(examples) not in self._numbers:
             self._numbers[id(examples)] = len(self.entries)
-            images, labels = (self._place(tensor.dtype, tensor.shape) for tensor in (examples.images, examples.labels))
-            units = None if examples.units is None else self._place(examples.units.dtype, examples.units.shape)
-            has_floats = normalised and len(examples) and examples.kept_bytes
-            floats = self._place(torch.float32, examples.images.shape) if has_floats else None
-            self.entries.append(_ExamplesEntry(images=images, labels=labels, units=units, normalised=floats))
-            self.examples.append((examples, input_))
+            rows, labels, units = (
+                None if values is None else self._place(values.dtype, values.shape)
+                for values in (examples.rows, examples.labels, examples.units)
+            )
+            number = list(self.owners).index(array)
+            self.entries.append(_ExamplesEntry(array=number, rows=rows, labels=labels, units=units))
+            self.examples.append(examples)
         return self._numbers[id(examples)]
 
     def _place(self, dtype: torch.dtype, shape: torch.Size) -> _TensorEntry:

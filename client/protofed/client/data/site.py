@@ -5,7 +5,6 @@ Auxiliary images: public ones with labels that an evaluator refines models on (F
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
@@ -14,10 +13,11 @@ import numpy as np
 import torch
 
 from protofed.client.data import partition
+from protofed.client.data.examples import Examples, check_labels
 from protofed.client.data.hold_out import check_apart, held_out, hold_out_each, no_test_set
 from protofed.client.data.partition import Indices, Labels
-from protofed.client.data.site_data import Examples, SiteData, check_labels
-from protofed.client.data.sources import LABELLED_BY_NAME, Column, Source, load
+from protofed.client.data.site_data import SiteData
+from protofed.client.data.sources import LABELLED_BY_NAME, Column, Reading, Source, load
 from protofed.common.config import data as kinds
 from protofed.common.config.data import SOURCES, Data
 from protofed.common.config.tables import Input
@@ -29,31 +29,61 @@ _OWN = frozenset({"npz", "folder", "manifest"})  # sources of a site's own image
 _LONG_TAIL_STREAM = 1  # seeds the tail together with data.seed: its draws must not move those of the partition
 
 
-def load_sites(
-    data: Data, input_: Input, classes: int, class_names: Sequence[str] = (), *, noisy: bool = False
-) -> list[SiteData]:
-    """All sites of a simulation, on the CPU. They share one test set; it is empty as of `split.draw_test_rows`.
+_READING = Reading()
 
-    Each also has a `local_test` with `data.local_test_fraction` (unless it can spare none), or with `data.local_test`.
-    If the sites are cut by a column and the source has a test_site column, it is the site's own rows of the test set.
+
+def load_sites(
+    data: Data,
+    input_: Input,
+    classes: int,
+    class_names: Sequence[str] = (),
+    reading: Reading = _READING,
+    *,
+    noisy: bool = False,
+) -> list[SiteData]:
+    """All sites of a simulation, on the CPU; they are views of one source, and share its test set.
+
+    The test set is empty as of `split.draw_test_rows`. Each also has a `local_test` with `data.local_test_fraction`
+    (unless it can spare none), or with `data.local_test`. If the sites are cut by a column and the source has a
+    test_site column, it is the site's own rows of the test set.
 
     Args:
         data: where the images come from, and how they are partitioned.
         input_: the shape and values that the model takes.
         classes: C.
         class_names: the run's class names; files need them, empty if the run has none.
+        reading: of image files.
         noisy: the run has `[plan.dp]`: as of `sources.load`.
 
     Raises:
         DataError: the source cannot be used, or not partitioned as `data` says.
     """
-    source, _ = _for_sites(load(data, input_, class_names, noisy=noisy), data, classes)
-    cut = _cut(source, data)
-    return [_site(source, cut, index, input_, classes) for index in range(len(cut.train))]
+    return _sites(load(data, input_, class_names, reading, noisy=noisy), data, input_, classes)
+
+
+def load_simulation(
+    data: Data,
+    input_: Input,
+    classes: int,
+    class_names: Sequence[str] = (),
+    reading: Reading = _READING,
+    *,
+    noisy: bool = False,
+) -> tuple[list[SiteData], SiteData]:
+    """`load_sites` and `load_test` of one source, which is loaded once."""
+    source = load(data, input_, class_names, reading, noisy=noisy)
+    return _sites(source, data, input_, classes), _test(source, data, input_, classes)
 
 
 def load_site(
-    data: Data, index: int, input_: Input, classes: int, class_names: Sequence[str] = (), *, noisy: bool = False
+    data: Data,
+    index: int,
+    input_: Input,
+    classes: int,
+    class_names: Sequence[str] = (),
+    reading: Reading = _READING,
+    *,
+    noisy: bool = False,
 ) -> SiteData:
     """The data of one site's daemon: the `index`-th of `load_sites`, from 0; a whole source if it is not partitioned.
 
@@ -62,17 +92,23 @@ def load_site(
     """
     if noisy:
         _check_by_unit(data)
-    source, auxiliary = _for_sites(load(data, input_, class_names, noisy=noisy), data, classes)
+    source, auxiliary = _for_sites(load(data, input_, class_names, reading, noisy=noisy), data, classes)
     cut = _cut(source, data)
     if isinstance(data.partition, kinds.Whole):
         index = 0
     if not 0 <= index < len(cut.train):
         raise DataError(f"partition_index {index} of {len(cut.train)}: expected 0 to {len(cut.train) - 1}")
-    return replace(_site(source, cut, index, input_, classes), auxiliary=auxiliary)
+    return replace(_site(source, cut, index, input_, classes), auxiliary=auxiliary).compact()
 
 
 def load_test(
-    data: Data, input_: Input, classes: int, class_names: Sequence[str] = (), *, noisy: bool = False
+    data: Data,
+    input_: Input,
+    classes: int,
+    class_names: Sequence[str] = (),
+    reading: Reading = _READING,
+    *,
+    noisy: bool = False,
 ) -> SiteData:
     """An evaluator's data, without training examples: a test set, and the auxiliary images, if there are some.
 
@@ -81,7 +117,16 @@ def load_test(
     Raises:
         DataError: the source cannot be used; without a test set, as `load_sites`.
     """
-    source = load(data, input_, class_names, noisy=noisy)
+    return _test(load(data, input_, class_names, reading, noisy=noisy), data, input_, classes).compact()
+
+
+def _sites(source: Source, data: Data, input_: Input, classes: int) -> list[SiteData]:
+    source, _ = _for_sites(source, data, classes)
+    cut = _cut(source, data)
+    return [_site(source, cut, index, input_, classes) for index in range(len(cut.train))]
+
+
+def _test(source: Source, data: Data, input_: Input, classes: int) -> SiteData:
     if len(source.test) or data.local_test_fraction is None:
         _, auxiliary = _set_apart(source, data, classes)
         return SiteData.for_scoring(source.test, input_, classes, auxiliary)
@@ -295,7 +340,7 @@ def _labels(examples: Examples) -> Labels:
 
 
 def _rows(examples: Examples, rows: Indices) -> Examples:
-    """The examples of these indices, in the source's order; no copy if they are all."""
+    """A view of the examples of these indices, in the source's order."""
     return examples if len(rows) == len(examples) else examples.take(torch.from_numpy(np.sort(rows)))
 
 
@@ -314,8 +359,8 @@ def draw_auxiliary(train: Examples, test: Examples, each: int, classes: int, see
     Raises:
         DataError: a class has fewer.
     """
-    scored = set(_digests(test)) if len(test) else set()
-    free = np.array([image not in scored for image in _digests(train)] if scored else [True] * len(train), bool)
+    scored = set(test.digests()) if len(test) else set()
+    free = np.array([image not in scored for image in train.digests()] if scored else [True] * len(train), bool)
     labels, rng = train.labels.numpy(), np.random.default_rng([seed, _STREAM])
     drawn: list[Indices] = []
     for c in range(classes):
@@ -327,7 +372,3 @@ def draw_auxiliary(train: Examples, test: Examples, each: int, classes: int, see
             )
         drawn.append(rng.choice(rows, each, replace=False))
     return np.sort(np.concatenate(drawn))
-
-
-def _digests(examples: Examples) -> list[bytes]:
-    return [hashlib.blake2b(image.tobytes(), digest_size=16).digest() for image in examples.images.numpy()]

@@ -2,37 +2,40 @@
 
 Every failure is a DataError.
 
-Read a site's image files into examples: decode them with several threads into one tensor.
+Read a site's image files into examples: decode them with several threads into one tensor, or onto a disk.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import structlog
 import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
+from torch import Tensor
 
 from protofed.client.data import arrays, image_files
-from protofed.client.data.decoding import Pixels, decode_file, open_image, silence_decoders
+from protofed.client.data.decoding import Pixels, decode_file, deepened, open_image, silence_decoders
+from protofed.client.data.examples import Examples, as_tensor, check_shape, join, no_examples
 from protofed.client.data.file_entry import TooManyUnreadableError, UnreadableImageError
 from protofed.client.data.hold_out import Units, check_apart, units_of_files, units_of_groups
+from protofed.client.data.image_cache import CachedImages, ImageCache, Picture, Report, depth_of_first
 from protofed.client.data.image_files import IndexedFile, Scan, scan
 from protofed.client.data.labels import normalise
 from protofed.client.data.partition import Indices
-from protofed.client.data.site_data import Examples, check_shape, no_examples
 from protofed.client.data.split import BALANCED, DataSplit, draw_test_rows, draw_validation, refuse_test_fraction
 from protofed.client.data.split import Column as Column
 from protofed.common.config.data import Data
+from protofed.common.config.settings import Cache
 from protofed.common.config.tables import MAX_IMAGE_VALUES, Input
 from protofed.common.errors import DataError
 
@@ -43,8 +46,21 @@ MAX_REASONS = 5  # that one error lists; none names a file
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How image files are read.
+
+    Attributes:
+        cache: where they are kept decoded, if memory should not hold them.
+        report: called as they are decoded onto the disk; None: the log has it.
+    """
+
+    cache: Cache = field(default_factory=Cache)
+    report: Report | None = None
+
+
 def read_files(
-    data: Data, input_: Input, class_names: Sequence[str], *, noisy: bool = False
+    data: Data, input_: Input, class_names: Sequence[str], reading: Reading, *, noisy: bool = False
 ) -> tuple[DataSplit, DataSplit]:
     """Read a source `folder` or `manifest` as training and test examples; files of the split val are left out.
 
@@ -64,54 +80,87 @@ def read_files(
     if not noisy:
         files.check()
     usable = files.usable() if noisy else files.items
-    units = _units(usable) if noisy else None
+    pictures = [(item.path, item.part) for item in usable]
+    cache = image_cache_for(pictures, input_, reading)
+    units = _units(usable, cache) if noisy else None
     train, test = _split_rows(usable, data, units)
     order = np.concatenate((train, test))
     items = [usable[row] for row in order]
-    images, reasons = read_images([item.path for item in items], input_)
+    images = read_images([pictures[row] for row in order], input_, cache)
     if noisy:
-        _warn_of_left_out(files, len(usable), reasons)
+        _warn_of_left_out(files, len(usable), images.reasons)
     else:
-        _check_unreadable(items, reasons, files, data)
-    readable = np.array([reason is None for reason in reasons], bool)
-    count = int(readable[: len(train)].sum())  # `images` has the readable ones only: first those for training
-    rows = np.flatnonzero(readable)
+        _check_unreadable(items, images.reasons, files, data)
     halves = []
-    for half, place in ((rows[:count], slice(count)), (rows[count:], slice(count, None))):
-        split = _examples(items, images, half, place)
-        halves.append(split if units is None else replace(split, units=units[order[half]]))
+    for half in (slice(len(train)), slice(len(train), None)):
+        readable = np.flatnonzero(images.rows[half] >= 0) + (half.start or 0)
+        split = _examples(items, images, readable)
+        halves.append(split if units is None else replace(split, units=units[order[readable]]))
     drawn = all(item.split != "test" for item in items)
     return halves[0], replace(halves[1], drawn=drawn)
 
 
-def read_images(paths: Sequence[Path], input_: Input) -> tuple[NDArray[np.generic], list[str | None]]:
-    """Read the images that can be read, in the order of their paths.
+@dataclass(frozen=True, eq=False)
+class ReadImages:
+    """Images that were read.
 
-    Returns:
-        [n, channels, H, W], uint8, or float32 in 0..1 if any file has more than 8 bits; and for each path why it
-        cannot be read, or None.
+    Attributes:
+        images: [M, channels, H, W], uint8, or uint16 if any of them has more than 8 bits.
+        rows: the row of each picture, [n] int64; -1: it cannot be read.
+        reasons: for each picture why it cannot be read, or None.
+        source: the cache that `images` are mapped from; None: they are in memory.
+    """
+
+    images: Tensor
+    rows: NDArray[np.int64]
+    reasons: Sequence[str | None]
+    source: CachedImages | None = None
+    shared: dict[Hashable, Any] = field(default_factory=dict)
+
+
+def image_cache_for(pictures: Sequence[Picture], input_: Input, reading: Reading) -> ImageCache | None:
+    """The cache for these pictures; None: memory may hold them."""
+    nbytes, limit = len(pictures) * prod(input_.shape), reading.cache.memory_mb * 1e6
+    if nbytes <= limit < 2 * nbytes:
+        nbytes *= depth_of_first(pictures, input_) // 8
+    return ImageCache(reading.cache, input_, reading.report) if nbytes > limit else None
+
+
+def read_images(pictures: Sequence[Picture], input_: Input, cache: ImageCache | None) -> ReadImages:
+    """Read the images that can be read, in the order of their pictures.
+
+    Args:
+        cache: None: into memory.
 
     Raises:
-        DataError: something is missing that all files need, such as a decoder.
+        DataError: something is missing that all files need, such as a decoder; or the cache has no room.
     """
+    if cache is None:
+        return _read_into_memory(pictures, input_)
+    prepared = cache.prepare(pictures)
+    return ReadImages(as_tensor(prepared.images), prepared.rows, prepared.reasons, prepared.images)
+
+
+def _read_into_memory(pictures: Sequence[Picture], input_: Input) -> ReadImages:
     images: NDArray[np.generic] = np.empty((0, *input_.shape), np.uint8)
     reasons, filled = list[str | None](), 0
-    # `pool.map` decodes ahead without bound, so paths are given to it in portions.
+    # `pool.map` decodes ahead without bound, so pictures are given to it in portions.
     ahead = max(MAX_THREADS, min(MAX_AHEAD, AHEAD_BYTES // (4 * prod(input_.shape))))
     with silence_decoders(), ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0)))) as pool:
-        for first in range(0, len(paths), ahead):
-            for result in pool.map(partial(_decode_or_reason, input_=input_), paths[first : first + ahead]):
+        for first in range(0, len(pictures), ahead):
+            for result in pool.map(partial(_decode_or_reason, input_=input_), pictures[first : first + ahead]):
                 reasons.append(result if isinstance(result, str) else None)
                 if not isinstance(result, str):
-                    images = _allocated(images, filled, result.dtype, len(paths))
-                    images[filled] = result if result.dtype == images.dtype else result / np.float32(255)
+                    images = _allocated(images, filled, result.dtype, len(pictures))
+                    images[filled] = result if result.dtype == images.dtype else deepened(result)
                     filled += 1
-    return images[:filled], reasons
+    readable = np.array([reason is None for reason in reasons], bool)
+    return ReadImages(torch.from_numpy(images[:filled]), np.where(readable, readable.cumsum() - 1, -1), reasons)
 
 
-def _decode_or_reason(path: Path, input_: Input) -> Pixels | str:
+def _decode_or_reason(picture: Picture, input_: Input) -> Pixels | str:
     try:
-        return decode_file(path, input_)
+        return decode_file(picture[0], input_, picture[1])
     except UnreadableImageError as error:
         return str(error)
 
@@ -124,7 +173,7 @@ def _allocated(
         return images
     larger = np.empty((count, *images.shape[1:]), dtype)
     for row in range(filled):  # one by one: all at once would need another copy of all images
-        larger[row] = images[row].astype(np.float32) / np.float32(255)
+        larger[row] = deepened(images[row])
     return larger
 
 
@@ -144,10 +193,11 @@ def _split_rows(items: Sequence[IndexedFile], data: Data, units: Units | None) -
     return train[stay], train[drawn]
 
 
-def _units(items: Sequence[IndexedFile]) -> Units:
+def _units(items: Sequence[IndexedFile], cache: ImageCache | None) -> Units:
     if items and items[0].group is not None:
         return units_of_groups(np.array([item.group for item in items]))
-    return units_of_files([item.path for item in items])
+    paths = [item.path for item in items]
+    return units_of_files(paths) if cache is None else np.array(cache.contents(paths))
 
 
 def _warn_of_left_out(files: Scan, usable: int, reasons: Sequence[str | None]) -> None:
@@ -174,14 +224,16 @@ def _check_unreadable(items: Sequence[IndexedFile], reasons: Sequence[str | None
         log.warning("images cannot be read and are left out", count=count)
 
 
-def _examples(
-    items: Sequence[IndexedFile], images: NDArray[np.generic], rows: NDArray[np.intp], place: slice
-) -> DataSplit:
-    """The split of `items[rows]`, whose images are `images[place]`."""
-    labels = torch.tensor([items[row].index for row in rows], dtype=torch.int64)
-    columns = ([items[row].site for row in rows], items[0].site), ([items[row].group for row in rows], items[0].group)
+def _examples(items: Sequence[IndexedFile], images: ReadImages, readable: NDArray[np.intp]) -> DataSplit:
+    """The split of `items[readable]`, which are views of the images."""
+    labels = torch.tensor([items[row].index for row in readable], dtype=torch.int64)
+    columns = (
+        ([items[row].site for row in readable], items[0].site),
+        ([items[row].group for row in readable], items[0].group),
+    )
     site, group = (None if first is None else np.array(column) for column, first in columns)
-    return DataSplit(Examples(torch.from_numpy(images[place]), labels), site, group)
+    rows = torch.from_numpy(images.rows[readable])
+    return DataSplit(Examples(images.images, labels, None, rows, images.source, images.shared), site, group)
 
 
 LABELLED_BY_NAME = frozenset({"folder", "manifest"})  # sources whose labels are names, not numbers
@@ -220,13 +272,21 @@ class Source:
         return cls(train.examples, test.examples, *columns, train.units, test.drawn)
 
 
-def load(data: Data, input_: Input, class_names: Sequence[str] = (), *, noisy: bool = False) -> Source:
+def load(
+    data: Data,
+    input_: Input,
+    class_names: Sequence[str] = (),
+    reading: Reading = Reading(),
+    *,
+    noisy: bool = False,
+) -> Source:
     """Load the source that `data` names; `site` adds its long tail and its partition.
 
     A relative or missing root is looked up in the folder that `PROTOFED_DATA` names, if set.
 
     Args:
         class_names: the run's class names; empty: the run has none, and then files cannot be used.
+        reading: of image files.
         noisy: the run has `[plan.dp]`: each image, or patient, is held out by itself, and one that cannot be used is
             left out by itself: a refusal would tell of it.
 
@@ -234,7 +294,7 @@ def load(data: Data, input_: Input, class_names: Sequence[str] = (), *, noisy: b
         DataError: the source is missing, unreadable, of another shape than the run's input, or has labels that are no
             class of the run.
     """
-    train, test = _read(data, input_, class_names, noisy=noisy)
+    train, test = _read(data, input_, class_names, reading, noisy=noisy)
     for split in (train, test):
         check_shape(split.examples, input_)
     if data.merge_test_into_train:
@@ -256,7 +316,9 @@ def infer_input(data: Data) -> tuple[Input, int]:
     """
     if data.source in LABELLED_BY_NAME:
         return _first_shape(data), max(2, len(infer_class_names(data)))
-    train, test = _read(data, Input(shape=(1, 1, 1)), ())  # any shape: `load` alone compares it with the images
+    train, test = _read(
+        data, Input(shape=(1, 1, 1)), (), Reading()
+    )  # any shape: `load` alone compares it with the images
     examples = train.examples if len(train.examples) else test.examples
     labels = torch.cat((train.examples.labels, test.examples.labels, torch.ones(1, dtype=torch.int64)))
     channels, height, width = examples.images.shape[1:]
@@ -300,10 +362,12 @@ def _first_shape(data: Data) -> Input:
     raise DataError(f"{data.root}: none of the first {min(_TRIED, len(entries))} files is an image that can be read")
 
 
-def _read(data: Data, input_: Input, class_names: Sequence[str], *, noisy: bool = False) -> tuple[DataSplit, DataSplit]:
+def _read(
+    data: Data, input_: Input, class_names: Sequence[str], reading: Reading, *, noisy: bool = False
+) -> tuple[DataSplit, DataSplit]:
     """The training and test splits with the run's labels; a missing training split is empty, of `input_`'s shape."""
     if data.source in LABELLED_BY_NAME:
-        return read_files(data, input_, class_names, noisy=noisy)
+        return read_files(data, input_, class_names, reading, noisy=noisy)
     data = image_files.with_root(data)
     halves = (split and split.relabelled(data, class_names, noisy=noisy) for split in arrays.read(data))
     train, test = (split.with_units() if split is not None and noisy else split for split in halves)
@@ -319,10 +383,7 @@ def _read(data: Data, input_: Input, class_names: Sequence[str], *, noisy: bool 
 
 def _joined(train: DataSplit, test: DataSplit) -> DataSplit:
     """One split of the training examples, then the test examples, with the columns that both have."""
-    both = Examples(
-        torch.cat((train.examples.images, test.examples.images)),
-        torch.cat((train.examples.labels, test.examples.labels)),
-    )
+    both = join(train.examples, test.examples)
     if (train.group is None) != (test.group is None):
         raise DataError("only one of train and test has groups; expected them in both, or in none")
     columns = ((train.site, test.site), (train.group, test.group), (train.units, test.units))

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protofed.client.data.hold_out import Units, held_out, hold_out, no_test_set, units_of_groups, units_of_images
+from protofed.client.data.examples import Examples
+from protofed.client.data.hold_out import Units, held_out, hold_out, no_test_set, units_of_digests, units_of_groups
 from protofed.client.data.labels import by_number
 from protofed.client.data.partition import Indices, Labels
-from protofed.client.data.site_data import Examples
 from protofed.common.config.data import Data
 from protofed.common.errors import DataError
 
@@ -60,11 +60,11 @@ class DataSplit:
             return self
         rows, classes = by_number(self.examples.labels.numpy(), data, class_names, noisy=noisy)
         usable = self.take(rows)
-        return replace(usable, examples=Examples(usable.examples.images, torch.from_numpy(classes)))
+        return replace(usable, examples=replace(usable.examples, labels=torch.from_numpy(classes)))
 
     def with_units(self) -> DataSplit:
         """The split with its units: its groups or, where it has none, its images."""
-        units = units_of_images(self.examples.images.numpy()) if self.group is None else units_of_groups(self.group)
+        units = units_of_digests(self.examples.digests()) if self.group is None else units_of_groups(self.group)
         return replace(self, units=units)
 
 

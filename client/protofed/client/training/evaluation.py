@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import SiteData
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, DataError
 from protofed.common.protocol.scores import BINS, MAJORITY

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_softmax, normalize
 
-from protofed.client.data.site_data import Examples
+from protofed.client.data.examples import Examples
 from protofed.client.models.split import load
 from protofed.client.training.context import FitContext
 from protofed.common.payload import Part, Payload, distance_norm

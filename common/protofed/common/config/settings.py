@@ -287,6 +287,15 @@ class ServerSettings(BaseSettings):
     memory_limit_mb: Annotated[int, Field(ge=1)] | None = None  # above it no upload starts; None: 90 % of its cgroup
 
 
+class Cache(StrictModel):
+    """`[cache]`: images that are decoded once, onto a disk of the site, where memory should not hold them."""
+
+    folder: Path | None = None  # None: `cache` in the state folder; it needs a local disk
+    memory_mb: Annotated[int, Field(ge=0)] = 2048  # up to this size all images of a run are held in memory instead
+    disk_gb: Annotated[float, Field(gt=0)] | None = None  # limit of the folder; the longest unused images go first
+    processes: Annotated[int, Field(ge=1)] | None = None  # that decode; None: one a core
+
+
 class ClientSettings(BaseSettings):
     """Settings of `protofed client start`, one site's daemon."""
 
@@ -300,6 +309,7 @@ class ClientSettings(BaseSettings):
     policy: NameOrFile  # the site's policy: a file, or a shipped one such as `standard`
     state: Path  # folder of the site's memory and receipts
     data: Data  # where the images are
+    cache: Cache = Cache()  # where decoded images are kept
     partition_index: Annotated[int, Field(ge=0)] = 0  # index of this site among data.partition's sites, from 0
     institution: Annotated[str, AfterValidator(_can_be_shown)] = (
         ""  # its name in the list of partners; empty: the site's

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
     from protofed.client.agent.heartbeat import DecisionWatch, Heartbeat
     from protofed.client.agent.metrics import ClientMetrics
     from protofed.client.agent.readiness import SiteDataLoader
+    from protofed.client.data.image_cache import Report
     from protofed.client.data.site_data import SiteData
+    from protofed.client.data.sources import Reading
     from protofed.client.distributed.leader import CallBoard
     from protofed.client.distributed.team import Team
     from protofed.client.policy.policy import PolicyFile
@@ -359,12 +362,31 @@ def _warn_of_held_out_scores(settings: ClientSettings, policy: PolicyFile) -> No
         )
 
 
+def reading(settings: ClientSettings, report: Report | None = None) -> Reading:
+    """How the daemon reads image files; `report` is called as they are decoded onto the disk."""
+    from protofed.client.data.sources import Reading
+
+    return Reading(settings.cache.model_copy(update={"folder": cache_folder(settings)}), report)
+
+
+def cache_folder(settings: ClientSettings) -> Path:
+    """Where the site's decoded images are."""
+    return settings.cache.folder or settings.state / "cache"
+
+
 def load_data(
-    settings: ClientSettings, input_: Input, classes: int, class_names: Sequence[str] = (), *, noisy: bool = False
+    settings: ClientSettings,
+    input_: Input,
+    classes: int,
+    class_names: Sequence[str] = (),
+    report: Report | None = None,
+    *,
+    noisy: bool = False,
 ) -> SiteData:
     """The site's data on the CPU: training and test set of a trainer; of a site that only evaluates, the test set.
 
     Args:
+        report: as of `reading`.
         noisy: the run has `[plan.dp]`.
 
     Raises:
@@ -372,9 +394,10 @@ def load_data(
     """
     from protofed.client.data.site import load_site, load_test
 
+    of_files = reading(settings, report)
     if Role.TRAINER in settings.roles:
-        return load_site(settings.data, settings.partition_index, input_, classes, class_names, noisy=noisy)
-    return load_test(settings.data, input_, classes, class_names, noisy=noisy)
+        return load_site(settings.data, settings.partition_index, input_, classes, class_names, of_files, noisy=noisy)
+    return load_test(settings.data, input_, classes, class_names, of_files, noisy=noisy)
 
 
 def try_run(settings: ClientSettings, assignment: Assignment) -> PreparedRun:

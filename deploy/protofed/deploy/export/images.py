@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,7 +110,7 @@ class FolderImages:
 
     def read(self, index: int) -> Pixels:
         """Decode the file as the run's sites do: float32 [channels, H, W] in 0..1."""
-        return _unit(decoding.decode(self.files[index], self.input))
+        return decoding.in_unit(decoding.decode(self.files[index], self.input))
 
 
 class ArchiveImages:
@@ -163,7 +163,7 @@ class ArchiveImages:
         if floats and not (np.isfinite(image).all() and image.min() >= 0 and image.max() <= 1):
             raise UnreadableError("values outside 0..1")
         if image.shape[2] == self._shape[0] and image.shape[:2] == self._shape[1:]:
-            return _unit(np.moveaxis(image, 2, 0))
+            return decoding.in_unit(np.moveaxis(image, 2, 0))
         if image.shape[2] == 1 and image.dtype != np.uint8:
             deep = image[..., 0] if floats else image[..., 0] / np.iinfo(image.dtype).max
             return decoding.fit_to_input(Image.fromarray(deep.astype(np.float32)), self._input)
@@ -171,7 +171,7 @@ class ArchiveImages:
             expected = [*self._shape[1:], self._shape[0]]
             raise UnreadableError(f"{image.dtype} of shape {list(image.shape)}; expected {expected}, or uint8")
         plane = image[..., 0] if image.shape[2] == 1 else image
-        return _unit(decoding.fit_to_input(Image.fromarray(plane), self._input))
+        return decoding.in_unit(decoding.fit_to_input(Image.fromarray(plane), self._input))
 
 
 def batches(
@@ -188,12 +188,6 @@ def batches(
                 unreadable.append(UnreadableFile(images.name(index), str(error)))
         pixels = np.stack(read) if read else np.zeros((0, *shape), dtype=np.float32)
         yield names, pixels, unreadable
-
-
-def _unit(pixels: NDArray[Any]) -> Pixels:
-    """Scale integers by the largest value of their type to 0..1; floats stay."""
-    scale = 1.0 if pixels.dtype.kind == "f" else float(np.iinfo(pixels.dtype).max)
-    return np.asarray(pixels / np.float32(scale), dtype=np.float32)
 
 
 def _check_pillow() -> None:

@@ -8,7 +8,8 @@ from functools import cached_property
 
 import torch
 
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.examples import Examples
+from protofed.client.data.site_data import SiteData
 from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.catalogue import build
 from protofed.client.models.inference import DeployedModel

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from protofed.client.data.decoding import in_unit
 from protofed.client.data.site import load_sites, load_test
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import ClientMethod, client_methods
@@ -147,7 +148,7 @@ def embedded(run: FinishedRun, most: int) -> Embedded:
     prototypes = run.prototypes()
     if any(getattr(compared, "compared_by", None) == "direction" for compared in (run.client_half, model.head)):
         features, prototypes = unit(features), {c: unit(row) for c, row in prototypes.items()}
-    return Embedded(examples.images.numpy(), features, examples.labels.numpy(), prototypes)
+    return Embedded(in_unit(examples.pixels().numpy()), features, examples.labels.numpy(), prototypes)
 
 
 def open_run(folder: Path, recipe: Recipe | None = None) -> FinishedRun:

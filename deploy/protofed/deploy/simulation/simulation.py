@@ -17,7 +17,7 @@ import torch
 from protofed.client.agent.agent import Agent, Site
 from protofed.client.agent.computation import Computation, RemoteExecutor, ScoredModel, fit, score
 from protofed.client.data.shared import Shared, share
-from protofed.client.data.site import load_sites, load_test
+from protofed.client.data.site import load_simulation
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods, refining
 from protofed.client.models.catalogue import architectures, device_model
@@ -360,8 +360,7 @@ def _all_data(
         raise ConfigError(f"recipe '{recipe.name}' has no [data]; a simulation needs to know what its sites hold")
     else:
         of_run, noisy = (recipe.input, recipe.classes, recipe.class_names), recipe.plan.dp is not None
-        sites = load_sites(recipe.data, *of_run, noisy=noisy)
-        test = load_test(recipe.data, *of_run, noisy=noisy)
+        sites, test = load_simulation(recipe.data, *of_run, noisy=noisy)
     by_name = list(zip(site_names(len(sites)), sites, strict=True))
     held_out = 0 if recipe.data is None else recipe.data.held_out_sites
     if (part := len(by_name) - held_out) < 1:

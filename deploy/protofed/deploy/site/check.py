@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 
 from protofed.client.data import image_files
+from protofed.client.data.examples import KEPT_BYTES, Examples, total_bytes
+from protofed.client.data.image_cache import CachedImages, ImageCache
 from protofed.client.data.image_files import Scan
 from protofed.client.data.labels import LabelMap
-from protofed.client.data.site_data import KEPT_BYTES, Examples, SiteData
-from protofed.client.data.sources import LABELLED_BY_NAME, infer_class_names, infer_input
+from protofed.client.data.site_data import SiteData
+from protofed.client.data.sources import LABELLED_BY_NAME, image_cache_for, infer_class_names, infer_input
 from protofed.client.site import check_preprocessing
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings
@@ -67,6 +68,7 @@ def site_check(settings: ClientSettings, recipe: Recipe | None, min_samples: int
         moments=mean_and_std([image for image in survey.images if image.split in ("train", DRAWN)] or survey.images),
         min_samples=min_samples,
         memory=(_needed_bytes(survey, loaded, request.input), _available_bytes()),
+        cached=next((examples.source for examples in _sets(loaded).values() if examples.source is not None), None),
         contrast=trained.contrast() if (trained := _sets(loaded).get(TRAIN)) is not None else None,
         refusal=refusal,
     )
@@ -81,11 +83,19 @@ def _surveyed(settings: ClientSettings, request: CheckRequest, bar: Bar) -> tupl
             return _EMPTY_SCAN, survey_arrays(data, request.class_names, bar.advance), None
         scan = image_files.scan(data, request.class_names, request.classes)
         bar.expect(len(scan.items))
-        return scan, survey_files(scan, request.input, bar.advance), None
+        return scan, survey_files(scan, request.input, bar.advance, _cache(settings, request, scan, bar)), None
     except DataError as error:
         if request.recipe is None:
             raise
         return _EMPTY_SCAN, Survey([], Counter(), Counter(), lambda _: np.empty(0)), str(error)
+
+
+def _cache(settings: ClientSettings, request: CheckRequest, scan: Scan, bar: Bar) -> ImageCache | None:
+    """The daemon's cache, if it would use it for this run: then each image is decoded once for both."""
+    if request.recipe is None:
+        return None
+    reading = client.reading(settings, lambda done, _: bar.to(done, "decoding them onto the disk"))
+    return image_cache_for([(item.path, item.part) for item in scan.items], request.input, reading)
 
 
 def _request(settings: ClientSettings, recipe: Recipe | None) -> CheckRequest:
@@ -158,19 +168,14 @@ def _tested_and_trained_on(sets: Mapping[str, Examples]) -> int:
     """The number of test images that are equal to a training image."""
     if TRAIN not in sets:
         return 0
-    train = set(_digests(sets[TRAIN]))
-    return sum(digest in train for name in (TEST, OWN_TEST) if name in sets for digest in _digests(sets[name]))
-
-
-def _digests(examples: Examples) -> list[bytes]:
-    """Of `examples.images`, [N, channels, H, W]."""
-    return [blake3(image.tobytes()).digest() for image in examples.images.numpy()]
+    train = set(sets[TRAIN].digests())
+    return sum(digest in train for name in (TEST, OWN_TEST) if name in sets for digest in sets[name].digests())
 
 
 def _needed_bytes(survey: Survey, loaded: SiteData | None, input_: Input) -> int:
     """Bytes for the images and their normalised copy; an estimate if the daemon could not load them."""
     if sets := _sets(loaded):
-        return sum(examples.nbytes for examples in sets.values())
+        return total_bytes(examples for examples in sets.values() if examples.source is None)
     values = prod(input_.shape) * sum(image.split != "val" for image in survey.images)
     return values + (4 * values if 4 * values <= KEPT_BYTES else 0)  # as `Examples.nbytes`: uint8, and float32 if small
 
@@ -254,6 +259,7 @@ class SiteCheck:
         moments: means and stds by channel, [channels] each, of pixels in 0..1; None: there is no readable image.
         min_samples: examples below which the policy makes a class absent; None: no policy was given.
         memory: bytes that the images need, and bytes that are available (None: unknown).
+        cached: the images that are mapped from the disk; None: all are in memory.
         contrast: of the images that the daemon trains on, as `Examples.contrast`; None: it trains on none.
         refusal: the reason why the daemon would not take part; None: it would.
     """
@@ -274,6 +280,7 @@ class SiteCheck:
     moments: tuple[list[float], list[float]] | None
     min_samples: int | None
     memory: tuple[int, int | None]
+    cached: CachedImages | None
     contrast: float | None
     refusal: str | None
 

@@ -242,6 +242,8 @@ def _pixels(check: SiteCheck) -> RenderableType | None:
 
 def _memory(check: SiteCheck) -> Text:
     needed, available = check.memory
+    if check.cached is not None:
+        return Text(f"the images are decoded on the disk, in {check.cached.path.parent}")
     text = f"the images take {_mb(needed)}" + ("" if available is None else f"; {_mb(available)} are free here")
     return Text(text, style="yellow" if available is not None and needed > available else "")
 

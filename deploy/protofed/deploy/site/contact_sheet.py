@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from protofed.client.data.decoding import in_unit
 from protofed.deploy.site.survey import Pixels, Survey, SurveyedImage
 
 THUMB, SMALL_THUMB = 128, 96  # pixels: the size of an image if there are few classes, and if there are many
@@ -73,7 +74,7 @@ def _cell(image: SurveyedImage, pixels: Pixels, thumb: int) -> SheetCell:
 
 def picture(pixels: Pixels) -> Image.Image:
     """Pixels [channels, H, W] as RGB: three channels are colours; of any other number only the first is shown, grey."""
-    array = pixels if pixels.dtype == np.uint8 else (pixels.clip(0, 1) * 255).round().astype(np.uint8)
+    array = pixels if pixels.dtype == np.uint8 else (in_unit(pixels).clip(0, 1) * 255).round().astype(np.uint8)
     return Image.fromarray(np.ascontiguousarray(array.transpose(1, 2, 0)) if len(array) == 3 else array[0]).convert(
         "RGB"
     )

@@ -18,14 +18,16 @@ from numpy.typing import NDArray
 from protofed.client.data import arrays, dicom
 from protofed.client.data.decoding import FORMATS, decode, decode_file, silence_decoders
 from protofed.client.data.file_entry import UnreadableImageError
+from protofed.client.data.image_cache import ImageCache
 from protofed.client.data.image_files import IndexedFile, Scan, with_root
 from protofed.client.data.labels import by_number, normalise
+from protofed.client.data.sources import read_images
 from protofed.client.data.split import DataSplit
 from protofed.common.config.data import Data
 from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
 
-Pixels: TypeAlias = NDArray[Any]  # [channels, H, W], uint8, or float32 in 0..1
+Pixels: TypeAlias = NDArray[Any]  # [channels, H, W], uint8 or uint16; of arrays also float32 in 0..1
 AHEAD = 256  # files that are submitted to the threads at a time
 DRAWN = "no split"  # the split of images whose source has none: settings and seed decide what is held out
 _DICOM_TAGS = ["Rows", "Columns", "BitsStored", "PhotometricInterpretation"]
@@ -74,11 +76,14 @@ class Survey:
     pixels: Callable[[int], Pixels]
 
 
-def survey_files(scan: Scan, input_: Input, on_image: Callable[[], None] = lambda: None) -> Survey:
+def survey_files(
+    scan: Scan, input_: Input, on_image: Callable[[], None] = lambda: None, cache: ImageCache | None = None
+) -> Survey:
     """Read every file of a source `folder` or `manifest`, several at a time.
 
     Args:
         on_image: called after every image.
+        cache: where the images are decoded to first, as the daemon does; None: nowhere.
 
     Raises:
         DataError: something is missing that all files need, such as a decoder.
@@ -86,12 +91,33 @@ def survey_files(scan: Scan, input_: Input, on_image: Callable[[], None] = lambd
     # `silence_decoders` is entered once, around all threads: it changes the whole process's warning filters. Threads
     # suffice, for Pillow releases the interpreter's lock while it decodes.
     images, items = list[SurveyedImage](), scan.items
+    read = partial(_decoded, input_=input_) if cache is None else _cached(items, input_, cache)
     with silence_decoders(), ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for first in range(0, len(items), AHEAD):
-            for image in pool.map(partial(_of_file, input_=input_), items[first : first + AHEAD]):
+            for image in pool.map(partial(_of_file, read=read), items[first : first + AHEAD]):
                 images.append(image)
                 on_image()
     return Survey(images, scan.ignored, scan.unmapped, lambda place: decode(items[place].path, input_))
+
+
+def _decoded(item: IndexedFile, input_: Input) -> Pixels:
+    return decode_file(item.path, input_, item.part)
+
+
+def _cached(items: Sequence[IndexedFile], input_: Input, cache: ImageCache) -> Callable[[IndexedFile], Pixels]:
+    """Reads from the cache, once all images are there."""
+    read = read_images([(item.path, item.part) for item in items], input_, cache)
+    images: Pixels = read.images.numpy()
+    found = {item.name: place for item, *place in zip(items, read.rows.tolist(), read.reasons, strict=True)}
+
+    def pixels(item: IndexedFile) -> Pixels:
+        row, reason = found[item.name]
+        if reason is not None:
+            raise UnreadableImageError(reason)
+        image: Pixels = images[row]
+        return image
+
+    return pixels
 
 
 def survey_arrays(data: Data, class_names: Sequence[str], on_image: Callable[[], None] = lambda: None) -> Survey:
@@ -109,12 +135,15 @@ def survey_arrays(data: Data, class_names: Sequence[str], on_image: Callable[[],
     for split, split_data in (("train" if test is not None else DRAWN, train), ("test", test)):
         if split_data is None:
             continue
-        class_of = _class_of_numbers(split_data, data, class_names)
+        class_of, images_of_split = (
+            _class_of_numbers(split_data, data, class_names),
+            split_data.examples.pixels().numpy(),
+        )
         for row, number in enumerate(split_data.examples.labels.tolist()):
             if (index := class_of[number]) is None:
                 (ignored if str(number) in names else unmapped)[str(number)] += 1
                 continue
-            rows.append(split_data.examples.images[row].numpy())
+            rows.append(images_of_split[row])
             name = f"{'image' if split == DRAWN else split} {row}"
             image = SurveyedImage(name, str(number), index, split)
             images.append(_with_pixels(image, rows[-1], _array_format(rows[-1])))
@@ -158,10 +187,10 @@ def mean_and_std(images: Sequence[SurveyedImage]) -> tuple[list[float], list[flo
     return mean.tolist(), np.sqrt(np.maximum(squares / count - mean**2, 0)).tolist()
 
 
-def _of_file(item: IndexedFile, input_: Input) -> SurveyedImage:
+def _of_file(item: IndexedFile, read: Callable[[IndexedFile], Pixels]) -> SurveyedImage:
     image = SurveyedImage(item.name, item.label, item.index, item.split or DRAWN)
     try:
-        pixels = decode_file(item.path, input_)
+        pixels = read(item)
     except UnreadableImageError as error:
         stored_as, size = _read_format(item.path)
         return replace(image, problem=str(error), format=stored_as, size=size)
@@ -169,8 +198,8 @@ def _of_file(item: IndexedFile, input_: Input) -> SurveyedImage:
 
 
 def _with_pixels(image: SurveyedImage, pixels: Pixels, stored_as: tuple[str, tuple[int, int] | None]) -> SurveyedImage:
-    unit = 255.0 if pixels.dtype == np.uint8 else 1.0
-    flat = pixels.reshape(len(pixels), -1).astype(np.float64) / unit  # [channels, H * W]
+    white = 1.0 if pixels.dtype.kind == "f" else float(np.iinfo(pixels.dtype).max)
+    flat = pixels.reshape(len(pixels), -1).astype(np.float64) / white  # [channels, H * W]
     sums = np.stack((flat.sum(1), (flat**2).sum(1), np.full(len(flat), flat.shape[1])), axis=1)
     # Shape and type are hashed, too: the same bytes may be another image.
     digest = blake3(repr((pixels.shape, pixels.dtype.name)).encode() + np.ascontiguousarray(pixels).tobytes())

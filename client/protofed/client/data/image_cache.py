@@ -1,0 +1,584 @@
+"""Decoded images on a disk of the site, for data that are larger than memory should hold.
+
+A folder for each preparation, which is all that decides what an image becomes:
+
+    preparation.json   how the images were prepared
+    index.sqlite       which file has which content, and which content which row
+    8.bin, 16.bin      images of 8 and of 16 bits by row; a row that one of them lacks is a hole there
+    used               when it was used last
+    lock               held by the one process that adds images
+
+An image is written and synced before the index names its row, so a process may be killed at any time: the next one
+goes on where the index ends. Rows are given in the order of the files. Nothing that the index names is overwritten,
+so other processes may read all the while.
+
+A row belongs to the content of a file: a file that was renamed or copied is not decoded again. Files are compared by
+size and times; only where these differ is the content read.
+
+Without PyTorch: the processes that decode import this module.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sqlite3
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
+from math import prod
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import structlog
+from google_crc32c import value as crc32c
+from numpy.typing import NDArray
+
+from protofed.client.data.decoding import Pixels, decode_file, deepened, silence_decoders
+from protofed.client.data.file_entry import UnreadableImageError
+from protofed.common.config.settings import Cache
+from protofed.common.config.tables import Input
+from protofed.common.errors import DataError
+from protofed.common.storage import files
+
+Picture: TypeAlias = tuple[Path, str]  # a file, or the folder of a series; and which part of it, as of `FileEntry`
+Report: TypeAlias = Callable[[int, int], None]  # how many of how many images are done
+
+FORMAT = 1  # raised when what an image becomes changes, or how it is kept
+PREPARATION, INDEX, USED, LOCK = "preparation.json", "index.sqlite", "used", "lock"
+ARRAYS: Mapping[int, str] = {8: "8.bin", 16: "16.bin"}
+_DTYPES: Mapping[int, Any] = {8: np.uint8, 16: np.uint16}
+_FLAGS = {8: 1, 16: 2}  # of `images.bits` in the index: which arrays have the row
+_LIBRARIES = ("pillow", "pydicom", "pylibjpeg", "nibabel", "openslide-python", "torchvision", "monai")
+CHUNK = 32  # images that a process gets at a time
+COMMIT_BYTES = 256 << 20  # of images that are written between two commits
+SAMPLED = 64  # rows whose checksum is compared each time
+_READ_BYTES = 1 << 20
+_HASHERS = 8  # threads that read files
+_TAG = (
+    "Signature: 8a477f597d28d172789f06886806bc55\n# Images that protofed can decode again; leave them out of backups.\n"
+)
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, stamp TEXT NOT NULL, content TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS images (picture TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, bits INTEGER NOT NULL,
+    crc INTEGER NOT NULL) WITHOUT ROWID;
+"""
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class CachedImages:
+    """Images [M, channels, H, W] in a file that only grows; other processes may open them, too."""
+
+    path: Path
+    bits: int
+    shape: tuple[int, int, int, int]
+
+    def open(self) -> NDArray[Any]:
+        """[M, channels, H, W], uint8 or uint16, mapped from the file."""
+        return np.memmap(self.path, _DTYPES[self.bits], "r", shape=self.shape)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The pictures that were asked for.
+
+    Attributes:
+        images: where they are; M is more than the number of pictures where the cache has others, too.
+        rows: the row of each picture, [n] int64; -1: it cannot be read.
+        reasons: for each picture why it cannot be read, or None.
+    """
+
+    images: CachedImages
+    rows: NDArray[np.int64]
+    reasons: list[str | None]
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """One preparation's images, as `protofed client cache list` shows them."""
+
+    name: str
+    preparation: Mapping[str, Any]
+    images: int
+    nbytes: int  # on the disk
+    used: float  # seconds since 1970
+
+
+def log_progress() -> Report:
+    """Reports each ten seconds to the log."""
+    begun = last = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        if (now := time.monotonic()) - last >= 10 and done:
+            last = now
+            left_s = (now - begun) / done * (total - done)
+            log.info("preparing images", done=done, total=total, minutes_left=round(left_s / 60, 1))
+
+    return report
+
+
+def default_folder() -> Path:
+    """Where simulations keep prepared images: `PROTOFED_CACHE`, or a folder of the user's cache."""
+    if chosen := os.environ.get("PROTOFED_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "protofed"
+
+
+class ImageCache:
+    """The images of one preparation.
+
+    Args:
+        settings: of the cache; `folder` None: `default_folder`.
+        report: called as images are prepared.
+    """
+
+    def __init__(self, settings: Cache, input_: Input, report: Report | None = None) -> None:
+        self._settings, self._input = settings, input_
+        self._root = settings.folder or default_folder()
+        self._report = report or log_progress()
+        self._preparation = describe(input_)
+        digest = hashlib.blake2b(_json(self._preparation), digest_size=8).hexdigest()
+        self.folder = self._root / f"{'x'.join(map(str, input_.shape))}-{digest}"
+
+    def contents(self, paths: Sequence[Path]) -> list[str]:
+        """The content of each file by its BLAKE2b, in hex, read only where it is new or changed.
+
+        Raises:
+            DataError: the cache cannot be written.
+        """
+        with self._open() as index:
+            return self._contents(index, paths)
+
+    def prepare(self, pictures: Sequence[Picture]) -> Prepared:
+        """Decode what is missing, and say where all of it is.
+
+        Raises:
+            DataError: the disk, or `cache.disk_gb`, has no room for it; or something is missing that all files need.
+        """
+        with self._open() as index:
+            contents = self._contents(index, [path for path, _ in pictures])
+            names = [_name(content, part) for content, (_, part) in zip(contents, pictures, strict=True)]
+            self._drop_damaged(index)
+            known = _known(index)
+            missing = {name: picture for name, picture in zip(names, pictures, strict=True) if name not in known}
+            reasons = _Builder(self, index).build(missing) if missing else {}
+            known = _known(index)
+            flags = {known[name][1] for name in names if name in known}
+            bits = 8 if all(flag & _FLAGS[8] for flag in flags) else 16
+            if bits == 16:
+                self._deepen(index, [known[name] for name in names if name in known])
+            (self.folder / USED).touch(files.PRIVATE)
+        rows = np.array([known[name][0] if name in known else -1 for name in names], np.int64)
+        path = self.folder / ARRAYS[bits]
+        count = path.stat().st_size // self.row_bytes(bits) if path.exists() else 0
+        return Prepared(CachedImages(path, bits, (count, *self._input.shape)), rows, [reasons.get(n) for n in names])
+
+    def row_bytes(self, bits: int) -> int:
+        """Bytes of an image."""
+        return bits // 8 * prod(self._input.shape)
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """The index, while this process alone may add to it."""
+        try:
+            _make_folder(self._root)
+            self.folder.mkdir(0o700, exist_ok=True)
+            if not (self.folder / PREPARATION).exists():
+                files.write(self.folder / PREPARATION, _json(self._preparation))
+            with _locked(self.folder, wait=True), closing(_connect(self.folder)) as index:
+                yield index
+        except sqlite3.Error as error:
+            raise DataError(
+                f"the index of prepared images in {self.folder} cannot be used ({error}): {_CLEAR}"
+            ) from error
+        except OSError as error:
+            raise _write_error(self.folder, error) from error
+
+    def _contents(self, index: sqlite3.Connection, paths: Sequence[Path]) -> list[str]:
+        keys, stamps = [_key(path) for path in paths], list(_in_threads(_stamp, paths))
+        known = {path: (stamp, content) for path, stamp, content in index.execute("SELECT * FROM files")}
+        old = [known.get(key, ("", ""))[0] == stamp != "" for key, stamp in zip(keys, stamps, strict=True)]
+        changed = [place for place, same in enumerate(old) if not same]
+        for first in range(0, len(changed), 4096):
+            part = changed[first : first + 4096]
+            digests = list(_in_threads(_content, [paths[place] for place in part]))
+            for place, digest in zip(part, digests, strict=True):
+                known[keys[place]] = stamps[place], digest
+            with index:
+                rows = [(keys[place], stamps[place], digest) for place, digest in zip(part, digests, strict=True)]
+                index.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", rows)
+        return [known[key][1] for key in keys]
+
+    def _drop_damaged(self, index: sqlite3.Connection) -> None:
+        """Forget images whose bytes are others than those that were written; a few are compared, all if one differs."""
+        rows = index.execute("SELECT number, bits, crc FROM images ORDER BY number").fetchall()
+        step = max(1, len(rows) // SAMPLED)
+        if self._damaged(rows[::step] + rows[-1:]):
+            damaged = self._damaged(rows)
+            log.warning(
+                "prepared images are damaged and are decoded again", count=len(damaged), folder=str(self.folder)
+            )
+            with index:
+                index.executemany("DELETE FROM images WHERE number = ?", [(number,) for number in damaged])
+
+    def _damaged(self, rows: Iterable[tuple[int, int, int]]) -> list[int]:
+        handles = {bits: _handle(self.folder, bits) for bits in ARRAYS}
+        try:
+            return [number for number, flags, crc in rows if crc32c(self._bytes(handles, number, flags)) != crc]
+        finally:
+            for handle in handles.values():
+                os.close(handle)
+
+    def _bytes(self, handles: Mapping[int, int], number: int, flags: int) -> bytes:
+        bits = 8 if flags & _FLAGS[8] else 16
+        return os.pread(handles[bits], self.row_bytes(bits), number * self.row_bytes(bits))
+
+    def _deepen(self, index: sqlite3.Connection, rows: Sequence[tuple[int, int]]) -> None:
+        """Write images of 8 bits that are used together with some of 16 bits as such, too: 255 becomes 65535."""
+        shallow = sorted({number for number, flags in rows if not flags & _FLAGS[16]})
+        if not shallow:
+            return
+        narrow, wide = (_handle(self.folder, bits) for bits in ARRAYS)
+        try:
+            for number in shallow:
+                values = np.frombuffer(os.pread(narrow, self.row_bytes(8), number * self.row_bytes(8)), np.uint8)
+                os.pwrite(wide, deepened(values).tobytes(), number * self.row_bytes(16))
+            os.fdatasync(wide)
+        finally:
+            os.close(narrow)
+            os.close(wide)
+        with index:
+            index.executemany("UPDATE images SET bits = 3 WHERE number = ?", [(number,) for number in shallow])
+
+    def make_room(self, nbytes: int) -> None:
+        """Refuse so many more bytes if the disk has no room; remove the longest unused of the other preparations.
+
+        Raises:
+            DataError: there is no room.
+        """
+        free = shutil.disk_usage(self.folder).free
+        if nbytes > free:
+            raise DataError(
+                f"prepared images need {_gb(nbytes)} more in {self._root}, whose disk has {_gb(free)} free. Free some, "
+                "or set cache.folder to a folder on another disk"
+            )
+        if self._settings.disk_gb is None:
+            return
+        entries, limit = list_caches(self._root), self._settings.disk_gb * 1e9
+        excess = sum(entry.nbytes for entry in entries) + nbytes - limit
+        for entry in sorted(entries, key=lambda entry: entry.used):
+            if excess > 0 and entry.name != self.folder.name and clear_cache(self._root, entry.name):
+                log.info("prepared images that were not used for longest are removed", name=entry.name)
+                excess -= entry.nbytes
+        if excess > 0:
+            raise DataError(
+                f"prepared images need {_gb(nbytes)} more, which is {_gb(excess)} above cache.disk_gb = "
+                f"{self._settings.disk_gb:g}; raise it, or remove it"
+            )
+
+    @cached_property
+    def processes(self) -> int:
+        """How many decode at a time."""
+        return self._settings.processes or len(os.sched_getaffinity(0))
+
+    @property
+    def input(self) -> Input:
+        """What images become."""
+        return self._input
+
+    @property
+    def report(self) -> Report:
+        """What is called as images are prepared."""
+        return self._report
+
+
+class _Builder:
+    """Adds images to a cache whose lock this process has."""
+
+    def __init__(self, cache: ImageCache, index: sqlite3.Connection) -> None:
+        self._cache, self._index, self._written = cache, index, 0
+        self._handles: list[int] = []
+        self._reasons: dict[str, str] = {}
+
+    def build(self, missing: Mapping[str, Picture]) -> dict[str, str]:
+        """Decode these pictures by name; why some of them cannot be read, by name."""
+        cache = self._cache
+        cache.make_room(len(missing) * cache.row_bytes(depth_of_first(missing.values(), cache.input)))
+        (first,) = self._index.execute("SELECT coalesce(max(number) + 1, 0) FROM images").fetchone()
+        jobs = [(name, *picture, first + place) for place, (name, picture) in enumerate(missing.items())]
+        for bits in ARRAYS:
+            self._handles.append(_handle(cache.folder, bits))
+            os.ftruncate(self._handles[-1], (first + len(jobs)) * cache.row_bytes(bits))  # holes take no room
+        try:
+            self._run(jobs)
+        finally:
+            for handle in self._handles:
+                os.close(handle)
+        return self._reasons
+
+    def _run(self, jobs: Sequence[_Job]) -> None:
+        cache, total, done = self._cache, len(jobs), 0
+        chunks = [jobs[start : start + CHUNK] for start in range(0, total, CHUNK)]
+        rows = list[tuple[str, int, int, int]]()
+        try:
+            for chunk, results in zip(chunks, self._decoded(chunks), strict=True):
+                for (name, *_, number), result in zip(chunk, results, strict=True):
+                    if isinstance(result, str):
+                        self._reasons[name] = result
+                    else:
+                        rows.append((name, number, _FLAGS[result[0]], result[1]))
+                        self._written += cache.row_bytes(result[0])
+                done += len(chunk)
+                if self._written >= COMMIT_BYTES:
+                    self._commit(rows)
+                cache.report(done, total)
+        finally:
+            self._commit(rows)
+
+    def _commit(self, rows: list[tuple[str, int, int, int]]) -> None:
+        for handle in self._handles:
+            os.fdatasync(handle)
+        with self._index:
+            self._index.executemany("INSERT OR IGNORE INTO images VALUES (?, ?, ?, ?)", rows)
+        rows.clear()
+        self._written = 0
+
+    def _decoded(self, chunks: Sequence[Sequence[_Job]]) -> Iterator[list[_Result]]:
+        cache, ahead = self._cache, deque[Future[list[_Result]]]()
+        # Not by fork: this process may have threads, and a GPU.
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(
+            min(cache.processes, len(chunks)), context, _begin, (str(cache.folder), cache.input.model_dump_json())
+        )
+        try:
+            for chunk in chunks:
+                ahead.append(pool.submit(_decode_all, chunk))
+                if len(ahead) > 2 * cache.processes:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        except BrokenProcessPool as error:
+            raise DataError(
+                "a process that decodes images was killed, as one is that needs more memory than there is. Lower "
+                "cache.processes; what was decoded is kept"
+            ) from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+_Job: TypeAlias = tuple[str, Path, str, int]  # name, file, part, row
+_Result: TypeAlias = tuple[int, int] | str  # bits and checksum of what was written; or why it cannot be read
+
+
+class _Worker:
+    """What a process that decodes knows."""
+
+    input: Input
+    handles: Mapping[int, int]
+
+
+def _begin(folder: str, input_: str) -> None:
+    """Start of a process that decodes: it ends with the one that started it, and says nothing."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the one that started it decides
+    warnings.simplefilter("ignore")  # decoders' warnings quote the files' content
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _Worker.input = Input.model_validate_json(input_)
+    _Worker.handles = {bits: _handle(Path(folder), bits) for bits in ARRAYS}
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _decode_all(jobs: Sequence[_Job]) -> list[_Result]:
+    return [_decode(path, part, row) for _, path, part, row in jobs]
+
+
+def _decode(path: Path, part: str, row: int) -> _Result:
+    try:
+        pixels = decode_file(path, _Worker.input, part)
+    except UnreadableImageError as error:
+        return str(error)
+    data, bits = pixels.tobytes(), 8 * pixels.itemsize
+    written = os.pwrite(_Worker.handles[bits], data, row * len(data))
+    if written < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return bits, crc32c(data)
+
+
+def depth_of_first(pictures: Iterable[Picture], input_: Input) -> int:
+    """The bits, 8 or 16, of the first picture that can be read: by it is estimated what all of them need."""
+    for path, part in islice(pictures, CHUNK):
+        with suppress(UnreadableImageError), silence_decoders():
+            pixels: Pixels = decode_file(path, input_, part)
+            return 8 * pixels.itemsize
+    return 8
+
+
+# Files and folders.
+
+_CLEAR = "remove it with `protofed client cache clear`"
+
+
+def describe(input_: Input) -> dict[str, Any]:
+    """All that decides what an image becomes, as JSON can say it."""
+    decides = input_.model_dump(mode="json", exclude={"mean", "std"}, exclude_defaults=True) | {"shape": input_.shape}
+    return {"format": FORMAT, "input": decides, "libraries": {name: _version(name) for name in _LIBRARIES}}
+
+
+def list_caches(root: Path) -> list[CacheEntry]:
+    """What is kept in a folder of caches, by name."""
+    if not root.is_dir():
+        return []
+    return [_entry(folder) for folder in sorted(root.iterdir()) if (folder / PREPARATION).is_file()]
+
+
+def clear_cache(root: Path, name: str) -> bool:
+    """Remove one preparation's images; False: a process is adding to them. Others may go on reading what they have."""
+    folder = root / name
+    try:
+        with _locked(folder, wait=False):
+            for file in (PREPARATION, INDEX, f"{INDEX}-journal", *ARRAYS.values(), USED, LOCK):
+                (folder / file).unlink(missing_ok=True)
+            folder.rmdir()
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _entry(folder: Path) -> CacheEntry:
+    preparation = json.loads((folder / PREPARATION).read_text(encoding="utf-8"))
+    count = 0
+    if (folder / INDEX).exists():
+        with closing(_connect(folder)) as index:
+            (count,) = index.execute("SELECT count(*) FROM images").fetchone()
+    nbytes = sum(512 * file.stat().st_blocks for file in folder.iterdir())
+    used = folder / USED
+    return CacheEntry(folder.name, preparation, count, nbytes, (used if used.exists() else folder).stat().st_mtime)
+
+
+def _make_folder(root: Path) -> None:
+    if not root.exists():
+        root.mkdir(0o700, parents=True)
+    if not (root / "CACHEDIR.TAG").exists():
+        files.write(root / "CACHEDIR.TAG", _TAG.encode())
+
+
+def _connect(folder: Path) -> sqlite3.Connection:
+    os.close(os.open(folder / INDEX, os.O_RDWR | os.O_CREAT, files.PRIVATE))
+    index = sqlite3.connect(folder / INDEX, timeout=60)
+    index.executescript("PRAGMA synchronous = FULL;" + _SCHEMA)
+    return index
+
+
+def _known(index: sqlite3.Connection) -> dict[str, tuple[int, int]]:
+    """The row of each picture, and which arrays have it."""
+    return {name: (number, bits) for name, number, bits in index.execute("SELECT picture, number, bits FROM images")}
+
+
+@contextmanager
+def _locked(folder: Path, *, wait: bool) -> Iterator[None]:
+    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, files.PRIVATE)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                raise
+            log.info("another process prepares images; waiting for it", folder=str(folder))
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _handle(folder: Path, bits: int) -> int:
+    return os.open(folder / ARRAYS[bits], os.O_RDWR | os.O_CREAT, files.PRIVATE)
+
+
+def _in_threads(work: Callable[[Path], str], paths: Sequence[Path]) -> Iterable[str]:
+    with ThreadPoolExecutor(_HASHERS) as pool:
+        return list(pool.map(work, paths))
+
+
+def _key(path: Path) -> str:
+    """A path in the index: no name of a patient stands there."""
+    return hashlib.blake2b(os.fsencode(path.absolute()), digest_size=16).hexdigest()
+
+
+def _stamp(path: Path) -> str:
+    """What changes with a file, or with the files of a folder; empty: it cannot be looked at."""
+    try:
+        if path.is_dir():
+            inner = sorted(path.iterdir())
+            return hashlib.blake2b("|".join(f"{_key(file)}{_stamp(file)}" for file in inner).encode()).hexdigest()
+        status = path.stat()
+    except OSError:
+        return ""
+    return f"{status.st_size}.{status.st_mtime_ns}.{status.st_ctime_ns}"
+
+
+def _content(path: Path) -> str:
+    """BLAKE2b of a file's bytes, or of those of a folder's files; a name of its own for what cannot be read."""
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            if not file.is_file():  # opening a pipe would never end
+                continue
+            with file.open("rb") as stream:
+                while data := stream.read(_READ_BYTES):
+                    digest.update(data)
+    except OSError:  # the decoder says why
+        return f"unread {_key(path)}"
+    return digest.hexdigest()
+
+
+def _name(content: str, part: str) -> str:
+    return f"{content}#{part}"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, indent=1).encode()
+
+
+def _gb(nbytes: float) -> str:
+    return f"{nbytes / 1e9:.1f} GB"
+
+
+def _write_error(folder: Path, error: OSError) -> DataError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DataError(
+            f"the disk of {folder} is full; what was decoded is kept. Free some, or set cache.folder to a folder on "
+            "another disk"
+        )
+    return DataError(f"prepared images cannot be written to {folder}: {error.strerror}; set cache.folder to another")
