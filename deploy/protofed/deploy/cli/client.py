@@ -14,6 +14,7 @@ from rich.console import Console
 from protofed.common.clock import utc_now
 from protofed.common.errors import PolicyViolationError
 from protofed.deploy.cli import doctor
+from protofed.deploy.cli.client_cache import cache
 from protofed.deploy.cli.client_check import PlanView, check, plan_view
 from protofed.deploy.cli.consortium import client_consortium
 from protofed.deploy.cli.init import init_client
@@ -394,4 +395,5 @@ RUNS = [Column(head, cell, wraps=True, overflow="ellipsis") for head, cell in CE
 
 
 client.command("page")(page)
+client.add_typer(cache, name="cache", rich_help_panel=SELDOM)
 client.command("doctor")(doctor.of_client(start))
