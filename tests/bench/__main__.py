@@ -22,6 +22,7 @@ from tests.bench.report import Row
 # A group of rows and its module in this folder, imported when the group is measured. A new one needs a line here.
 GROUPS = {
     "training": "training",
+    "feeding": "feeding",
     "server-step": "class_models",
     "robust": "robust_rules",
     "simulation": "simulation",
