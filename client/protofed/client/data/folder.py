@@ -159,7 +159,7 @@ def walk(root: Path) -> Tree:
         # Links to folders are refused even within the root: their files would count twice.
         outside += sum((here / name).is_symlink() for name in folders)
         for name in names:
-            if _left_over(name) or _no_image(name):
+            if not is_image(name):
                 left_out.append(_below(root, here / name))
                 continue
             outside += leaves_root(here / name, real)
@@ -245,6 +245,11 @@ def _folders(root: Path) -> list[str]:
         return [entry.name for entry in root.iterdir() if entry.is_dir() and not _left_over(entry.name)]
     except OSError as error:
         raise DataError(f"cannot read {root}: {error.strerror}; make it readable for this user") from error
+
+
+def is_image(name: str) -> bool:
+    """Whether a file of this name is opened: systems leave no such file behind, and its suffix may be an image's."""
+    return not _left_over(name) and (name.lower().endswith(".nii.gz") or not _no_image(name))
 
 
 def _left_over(name: str) -> bool:
