@@ -64,13 +64,13 @@ def test_threads_that_overtake_one_another_change_nothing(tmp_path: Path, monkey
     classes(tmp_path, {"nv": 10})
     paths = sorted((tmp_path / "nv").iterdir())
 
-    def slow(path: Path, input_: Input) -> Pixels:
+    def slow(path: Path, input_: Input, part: str) -> Pixels:
         time.sleep(0.02 * (int(path.stem) % 3 == 0))
-        return decode_file(path, input_)
+        return decode_file(path, input_, part)
 
     monkeypatch.setattr(sources, "decode_file", slow)
     monkeypatch.setattr(sources, "AHEAD_BYTES", 1)  # of 8 at a time, not all at once
-    images, why = read_images(paths, RGB)
+    images, why = read_images([(path, "") for path in paths], RGB)
     assert images[:, 0, 0, 0].tolist() == list(range(10))
     assert why == [None] * 10
 
@@ -78,7 +78,7 @@ def test_threads_that_overtake_one_another_change_nothing(tmp_path: Path, monkey
 def test_one_deep_file_makes_all_of_them_floats(tmp_path: Path) -> None:
     paths = [save(tmp_path / f"{n}.png", np.full((4, 4), n * 51, np.uint8)) for n in range(3)]
     paths.insert(2, save(tmp_path / "deep.png", np.full((4, 4), 13107, np.uint16)))
-    images, _ = read_images(paths, input_((1, 4, 4)))
+    images, _ = read_images([(path, "") for path in paths], input_((1, 4, 4)))
     assert images.dtype == np.float32
     np.testing.assert_allclose(images[:, 0, 0, 0].astype(np.float64), [0, 0.2, 0.2, 0.4], atol=1e-7)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, Self, TypeAlias, get_args
 
 from protofed.common.errors import DataError
 
@@ -43,10 +43,11 @@ _SPLIT_NAMES: Mapping[str, Split] = {
 
 @dataclass(frozen=True)
 class FileEntry:
-    """An image file, not opened yet.
+    """An image file, a part of one, or the folder of a DICOM series; not opened yet.
 
     Attributes:
-        name: its path below the root (of a manifest: below the manifest's folder), with slashes.
+        name: its path below the root (of a manifest: below the manifest's folder), with slashes; then its part, if
+            it is one, as "a/b.dcm, frame 12".
         label: the site's own label, normalised.
         split: as the site's files are split; None: they are not.
         group: examples of one group, such as a patient, stay together; None: there are no groups. Not in the repr,
@@ -54,6 +55,8 @@ class FileEntry:
         row: of a manifest, as a spreadsheet counts (the heading is row 1); None: not from a manifest.
         site: whose it is, where the source has several sites' files; None: the source does not say.
         ambiguous: several files have the name that a manifest gives.
+        part: which example of the file this is, as of `volumes`: "frame 12", or "tile 512,1024,256,256"; empty: the
+            image that the run's rule takes from the whole file.
     """
 
     path: Path
@@ -64,6 +67,11 @@ class FileEntry:
     row: int | None = None
     site: str | None = None
     ambiguous: bool = False
+    part: str = ""
+
+    def of_part(self, part: str) -> Self:
+        """The entry of one part of this file; an empty part is the file itself."""
+        return replace(self, part=part, name=f"{self.name}, {part}") if part else self
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,10 @@ def units_of_images(images: NDArray[Any]) -> Units:
 
 
 def units_of_files(paths: Sequence[Path]) -> Units:
-    """The unit of each file by its bytes, whatever size a run scales its image to; one that cannot be read has one."""
+    """The unit of each file, or folder of a series, by its bytes, whatever size a run scales its image to.
+
+    Files that cannot be read have one.
+    """
     with ThreadPoolExecutor(_THREADS) as pool:
         return np.array(list(pool.map(_of_file, paths)), dtype=f"U{2 * _BYTES}")
 
@@ -226,6 +229,8 @@ def _number(unit: bytes, key: bytes) -> int:
 
 def _of_file(path: Path) -> str:
     try:
+        if path.is_dir():
+            return _digest("".join(_of_file(file) for file in sorted(path.iterdir()) if file.is_file()).encode()).hex()
         if not path.is_file():  # opening a pipe would never end
             return _digest(b"").hex()
         with path.open("rb") as file:

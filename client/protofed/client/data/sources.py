@@ -58,7 +58,7 @@ def read_files(
         DataError: as `scan` and, but for noise, `Scan.check`; or there are no images.
         TooManyUnreadableError: more cannot be read than `data.max_unreadable_fraction` allows.
     """
-    files = scan(data, class_names, len(class_names))
+    files = scan(data, class_names, len(class_names), input_.frames)
     if files.left_out:
         log.info("deleted files, and files that are no images by their name, are left out", count=len(files.left_out))
     if not noisy:
@@ -68,7 +68,7 @@ def read_files(
     train, test = _split_rows(usable, data, units)
     order = np.concatenate((train, test))
     items = [usable[row] for row in order]
-    images, reasons = read_images([item.path for item in items], input_)
+    images, reasons = read_images([(item.path, item.part) for item in items], input_)
     if noisy:
         _warn_of_left_out(files, len(usable), reasons)
     else:
@@ -84,11 +84,14 @@ def read_files(
     return halves[0], replace(halves[1], drawn=drawn)
 
 
-def read_images(paths: Sequence[Path], input_: Input) -> tuple[NDArray[np.generic], list[str | None]]:
-    """Read the images that can be read, in the order of their paths.
+def read_images(examples: Sequence[tuple[Path, str]], input_: Input) -> tuple[NDArray[np.generic], list[str | None]]:
+    """Read the images that can be read, in their order.
+
+    Args:
+        examples: path and part of each.
 
     Returns:
-        [n, channels, H, W], uint8, or float32 in 0..1 if any file has more than 8 bits; and for each path why it
+        [n, channels, H, W], uint8, or float32 in 0..1 if any file has more than 8 bits; and for each example why it
         cannot be read, or None.
 
     Raises:
@@ -96,22 +99,23 @@ def read_images(paths: Sequence[Path], input_: Input) -> tuple[NDArray[np.generi
     """
     images: NDArray[np.generic] = np.empty((0, *input_.shape), np.uint8)
     reasons, filled = list[str | None](), 0
-    # `pool.map` decodes ahead without bound, so paths are given to it in portions.
+    # `pool.map` decodes ahead without bound, so examples are given to it in portions.
     ahead = max(MAX_THREADS, min(MAX_AHEAD, AHEAD_BYTES // (4 * prod(input_.shape))))
     with silence_decoders(), ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0)))) as pool:
-        for first in range(0, len(paths), ahead):
-            for result in pool.map(partial(_decode_or_reason, input_=input_), paths[first : first + ahead]):
+        for first in range(0, len(examples), ahead):
+            for result in pool.map(partial(_decode_or_reason, input_=input_), examples[first : first + ahead]):
                 reasons.append(result if isinstance(result, str) else None)
                 if not isinstance(result, str):
-                    images = _allocated(images, filled, result.dtype, len(paths))
+                    images = _allocated(images, filled, result.dtype, len(examples))
                     images[filled] = result if result.dtype == images.dtype else result / np.float32(255)
                     filled += 1
     return images[:filled], reasons
 
 
-def _decode_or_reason(path: Path, input_: Input) -> Pixels | str:
+def _decode_or_reason(example: tuple[Path, str], input_: Input) -> Pixels | str:
+    path, part = example
     try:
-        return decode_file(path, input_)
+        return decode_file(path, input_, part)
     except UnreadableImageError as error:
         return str(error)
 
@@ -290,13 +294,13 @@ def _first_shape(data: Data) -> Input:
     for entry in entries[:_TRIED]:
         try:
             with silence_decoders():
-                image = open_image(entry.path, None)
+                image = open_image(entry.path, None, "middle", entry.part)
         except UnreadableImageError:
             continue
         channels = 3 if image.mode == "RGB" else 1
         shrunk = max(1.0, image.height / _LONGEST, image.width / _LONGEST)
         height, width = (max(1, round(side / shrunk)) for side in (image.height, image.width))
-        return Input(shape=(channels, height, width), fit="stretch", colours="convert")
+        return Input(shape=(channels, height, width), fit="stretch", colours="convert", frames="middle")
     raise DataError(f"{data.root}: none of the first {min(_TRIED, len(entries))} files is an image that can be read")
 
 
