@@ -29,7 +29,7 @@ from protofed.client.data.file_entry import MAX_FILE_BYTES, MAX_PIXELS, Unreadab
 from protofed.client.data.folder import is_image
 from protofed.client.data.grey_values import Level, float_image, scaled, windowed
 from protofed.client.data.series import sorted_slices
-from protofed.client.data.volumes import Tile, Volume, gives_several, parts_of, read_part, tile_of
+from protofed.client.data.volumes import Tile, Volume, gives_several, parse_part, parts_of, read_frame
 from protofed.common.config.tables import Frames, Input
 from protofed.common.errors import DataError
 
@@ -235,11 +235,12 @@ def open_image(path: Path, window: Level | None, frames: Frames = "one", part: s
     Raises:
         UnreadableImageError, DataError: as `decode`.
     """
+    place = parse_part(part)
     with _reasons(path):
-        if (tile := tile_of(part)) is not None:
-            return _read_tile(path, tile, window)
+        if isinstance(place, Tile):
+            return _read_tile(path, place, window)
         with _opened(path, window) as volume:
-            return read_part(volume, frames, part, window)
+            return read_frame(volume, frames, place, window)
 
 
 def list_parts(path: Path, frames: Frames) -> Sequence[str]:

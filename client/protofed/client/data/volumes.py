@@ -73,10 +73,19 @@ class Tile:
             raise UnreadableImageError(f"a tile that crosses the edge of its image of {width} x {height} pixels")
 
 
-def tile_of(part: str) -> Tile | None:
-    """The tile that a part names; None: it names no tile."""
-    match = _TILE.fullmatch(part)
-    return Tile(*map(int, match.groups())) if match else None
+def parse_part(part: str) -> Tile | int | None:
+    """The tile or the number of the frame that a part names; None: the whole file.
+
+    Raises:
+        ValueError: it is no part.
+    """
+    if match := _FRAME.fullmatch(part):
+        return int(match[1])
+    if match := _TILE.fullmatch(part):
+        return Tile(*map(int, match.groups()))
+    if part:
+        raise ValueError(f"{part!r} is no part of a file; expected 'frame N' or 'tile X,Y,WIDTH,HEIGHT'")
+    return None
 
 
 def gives_several(frames: Frames) -> bool:
@@ -92,18 +101,21 @@ def parts_of(count: int, frames: Frames) -> Sequence[str]:
     return [f"frame {number}" for number in range(1, count + 1, step)]
 
 
-def read_part(volume: Volume, frames: Frames, part: str, window: Level | None) -> Image:
-    """The image that a part or, without one, the run's rule takes from an open volume.
+def read_frame(volume: Volume, frames: Frames, number: int | None, window: Level | None) -> Image:
+    """The image that a frame's number or, without one, the run's rule takes from an open volume.
 
     Args:
+        number: from 1.
         window: the run's, as of `decoding.open_image`.
 
     Raises:
-        UnreadableImageError: the rule takes one image a file, there are too many frames, or fewer than the part says.
+        UnreadableImageError: there is no such frame, there are too many, or the rule takes one image a file.
     """
     count = volume.count
-    if part:
-        return volume.read(_index(part, count))
+    if number is not None:
+        if not 1 <= number <= count:
+            raise UnreadableImageError(f"frame {number} of a file that has {count}")
+        return volume.read(number - 1)
     if count == 1:
         return volume.read(0)
     if frames != "one" and not 0 < count <= MAX_FRAMES:
@@ -115,16 +127,6 @@ def read_part(volume: Volume, frames: Frames, part: str, window: Level | None) -
             return _projected(volume, window, mean=frames == "mean")
         case _:  # by "all" the frames have been listed as parts, unless the file has changed since
             raise UnreadableImageError(volume.several)
-
-
-def _index(part: str, count: int) -> int:
-    match = _FRAME.fullmatch(part)
-    if match is None:
-        raise ValueError(f"{part!r} is no part of a file; expected 'frame N' or 'tile X,Y,WIDTH,HEIGHT'")
-    number = int(match[1])
-    if not 1 <= number <= count:
-        raise UnreadableImageError(f"frame {number} of a file that has {count}")
-    return number - 1
 
 
 def _projected(volume: Volume, window: Level | None, *, mean: bool) -> Image:
