@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from protofed.client.data import dicom, nifti, slides
 from protofed.client.data.file_entry import MAX_FILE_BYTES, MAX_PIXELS, UnreadableImageError
 from protofed.client.data.folder import is_image
-from protofed.client.data.grey_values import Level, float_image, scaled, windowed
+from protofed.client.data.grey_values import GreyWindow, float_image, scaled, windowed
 from protofed.client.data.series import sorted_slices
-from protofed.client.data.volumes import Tile, Volume, gives_several, parse_part, parts_of, read_frame
+from protofed.client.data.volumes import ImageTile, Volume, gives_several, name_parts, parse_part, read_frame
 from protofed.common.config.tables import Frames, Input
 from protofed.common.errors import DataError
 
@@ -224,7 +224,7 @@ def fit_to_input(image: Image, input_: Input) -> Pixels:
     return np.ascontiguousarray(np.broadcast_to(pixels, input_.shape))
 
 
-def open_image(path: Path, window: Level | None, frames: Frames = "one", part: str = "") -> Image:
+def open_image(path: Path, window: GreyWindow | None, frames: Frames = "one", part: str = "") -> Image:
     """Read an image; returns mode L or RGB of 8 bits, or F (grey) in 0..1.
 
     Args:
@@ -237,7 +237,7 @@ def open_image(path: Path, window: Level | None, frames: Frames = "one", part: s
     """
     place = parse_part(part)
     with _reasons(path):
-        if isinstance(place, Tile):
+        if isinstance(place, ImageTile):
             return _read_tile(path, place, window)
         with _opened(path, window) as volume:
             return read_frame(volume, frames, place, window)
@@ -252,12 +252,12 @@ def list_parts(path: Path, frames: Frames) -> Sequence[str]:
         DataError: a library is not installed, which the file needs.
     """
     if not gives_several(frames):
-        return parts_of(1, frames)
+        return name_parts(1, frames)
     try:
         with _reasons(path):
-            return parts_of(_count(path), frames)
+            return name_parts(_count(path), frames)
     except UnreadableImageError:
-        return parts_of(1, frames)
+        return name_parts(1, frames)
 
 
 @contextmanager
@@ -272,9 +272,9 @@ def _reasons(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _opened(path: Path, window: Level | None) -> Iterator[Volume]:
+def _opened(path: Path, window: GreyWindow | None) -> Iterator[Volume]:
     """A file, or the folder of a DICOM series, as its frames."""
-    files = _files_of(path)
+    files = _list_files(path)
     if len(files) > 1:
         yield _Slices(sorted_slices(files), window)
     elif dicom.is_dicom(files[0]):
@@ -289,7 +289,7 @@ def _opened(path: Path, window: Level | None) -> Iterator[Volume]:
 
 def _count(path: Path) -> int:
     """Number of frames, from a header alone; of a series, the number of its files."""
-    files = _files_of(path)
+    files = _list_files(path)
     if len(files) > 1:
         return len(files)
     if dicom.is_dicom(files[0]):
@@ -300,7 +300,7 @@ def _count(path: Path) -> int:
         return pages.count
 
 
-def _files_of(path: Path) -> Sequence[Path]:
+def _list_files(path: Path) -> Sequence[Path]:
     """The file itself; of a folder the files in it, by name: a series, or one file of several frames.
 
     Raises:
@@ -321,7 +321,7 @@ class _Slices:
     """The slices of a DICOM series, in their order; each is a file of one frame."""
 
     files: Sequence[Path]
-    window: Level | None
+    window: GreyWindow | None
 
     @property
     def count(self) -> int:
@@ -367,7 +367,7 @@ def _check_file(path: Path, *, of_any_size: bool = False) -> None:
 
 
 @contextmanager
-def _pages(path: Path, window: Level | None) -> Iterator[_Pages]:
+def _pages(path: Path, window: GreyWindow | None) -> Iterator[_Pages]:
     from PIL import Image
 
     # Opened here: a file that Pillow opens by its path it may map into memory, by a rotated TIFF's size after rotation.
@@ -386,7 +386,7 @@ class _Pages:
 
     image: ImageFile
     path: Path
-    window: Level | None
+    window: GreyWindow | None
     grey_gif: bool
 
     @property
@@ -415,7 +415,7 @@ class _Pages:
         return frame.convert("L") if self.grey_gif and _has_shades_only(frame) else frame
 
 
-def _read_tile(path: Path, tile: Tile, window: Level | None) -> Image:
+def _read_tile(path: Path, tile: ImageTile, window: GreyWindow | None) -> Image:
     """A tile of an ordinary image, which is decoded whole, or else of a slide, of which only the tile is read."""
     _check_file(path, of_any_size=True)
     if not _is_ordinary(path):
@@ -435,7 +435,7 @@ def _is_ordinary(path: Path) -> bool:
         return False
 
 
-def _simplified(image: Image, grey: StoredGrey, window: Level | None) -> Image:
+def _simplified(image: Image, grey: StoredGrey, window: GreyWindow | None) -> Image:
     """Pillow's many modes reduced to L, RGB, or F in 0..1."""
     if image.mode in (*DEEP, "I", "F"):
         return float_image(_deep(image, grey, window))
@@ -450,7 +450,7 @@ def _simplified(image: Image, grey: StoredGrey, window: Level | None) -> Image:
     return image
 
 
-def _deep(image: Image, grey: StoredGrey, window: Level | None) -> NDArray[np.float32]:
+def _deep(image: Image, grey: StoredGrey, window: GreyWindow | None) -> NDArray[np.float32]:
     """[H, W], values of more than 8 bits scaled to 0..1: by the run's window, or by all that their bits can hold."""
     values = grey.values(image)
     if "transparency" in image.info and (values == image.info["transparency"]).any():

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofed.client.data.file_entry import MAX_PIXELS, UnreadableImageError
-from protofed.client.data.grey_values import Level, float_image, linear
+from protofed.client.data.grey_values import GreyWindow, float_image, linear
 from protofed.common.errors import DataError
 from protofed.common.version import install_hint
 
@@ -81,7 +81,7 @@ class DicomFrames:
     """
 
     dataset: Dataset
-    window: Level | None
+    window: GreyWindow | None
     several: str = "DICOM of several frames; expected one image a file"
 
     @property
@@ -105,7 +105,7 @@ class DicomFrames:
         return Image.fromarray(_palette_colours(dataset) if kind == "PALETTE COLOR" else _colours(dataset, kind))
 
 
-def open_frames(path: Path, window: Level | None) -> DicomFrames:
+def open_frames(path: Path, window: GreyWindow | None) -> DicomFrames:
     """Open a file, after all checks that need no pixels.
 
     Args:
@@ -252,7 +252,7 @@ def _stored(dataset: Dataset) -> Values:
     return cells << (allocated - 1 - high) >> (allocated - stored) if moved else cells
 
 
-def _unit(dataset: Dataset, window: Level | None) -> NDArray[np.float32]:
+def _unit(dataset: Dataset, window: GreyWindow | None) -> NDArray[np.float32]:
     """Grey values [H, W] in 0..1."""
     values, low, high = _rescaled(dataset)
     if window is not None:

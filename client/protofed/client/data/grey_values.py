@@ -12,7 +12,7 @@ from protofed.client.data.file_entry import UnreadableImageError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Level: TypeAlias = tuple[float, float]  # a window: centre and width, in the files' own units
+GreyWindow: TypeAlias = tuple[float, float]  # a window: centre and width, in the files' own units
 
 
 def linear(values: NDArray[Any], centre: float, width: float) -> NDArray[np.float64]:
@@ -21,12 +21,12 @@ def linear(values: NDArray[Any], centre: float, width: float) -> NDArray[np.floa
     return unit
 
 
-def windowed(values: NDArray[Any], window: Level) -> NDArray[np.float32]:
+def windowed(values: NDArray[Any], window: GreyWindow) -> NDArray[np.float32]:
     """Values in 0..1 by a window, cut off at both ends."""
     return linear(values, *window).clip(0, 1).astype(np.float32)
 
 
-def scaled(values: NDArray[Any], white: float | None, window: Level | None) -> NDArray[np.float32]:
+def scaled(values: NDArray[Any], white: float | None, window: GreyWindow | None) -> NDArray[np.float32]:
     """Values in 0..1 by the run's window, or else by all that their bits can hold.
 
     Args:

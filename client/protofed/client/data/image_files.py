@@ -22,7 +22,7 @@ from protofed.client.data.decoding import list_parts, silence_decoders
 from protofed.client.data.file_entry import SPLITS, FileEntry, Listing, Split, leaves_root, parse_split
 from protofed.client.data.folder import walk
 from protofed.client.data.labels import LabelMap, normalise
-from protofed.client.data.volumes import Tile, gives_several
+from protofed.client.data.volumes import ImageTile, gives_several
 from protofed.common.config.data import ColumnPartition, Data, data_folder
 from protofed.common.config.tables import Frames
 from protofed.common.errors import DataError
@@ -89,7 +89,7 @@ def _entry(
     return entry if data.tile_size is None else entry.of_part(str(_tile(cells, data.tile_size, where)))
 
 
-def _tile(cells: Mapping[str, str], size: int, where: str) -> Tile:
+def _tile(cells: Mapping[str, str], size: int, where: str) -> ImageTile:
     corner = [_number(cells[axis]) for axis in _CORNER]
     whole = [int(number) for number in corner if number is not None and 0 <= number < MAX_PLACE and number % 1 == 0]
     if len(whole) != len(corner):
@@ -98,7 +98,7 @@ def _tile(cells: Mapping[str, str], size: int, where: str) -> Tile:
             "from 0"
         )
     x, y = whole
-    return Tile(x, y, size, size)
+    return ImageTile(x, y, size, size)
 
 
 @dataclass(frozen=True)
@@ -395,11 +395,11 @@ def _parts(entries: Sequence[FileEntry], frames: Frames) -> Iterator[FileEntry]:
         yield from entries
         return
     with silence_decoders(), ThreadPoolExecutor(_THREADS) as pool:
-        for entry, parts in zip(entries, pool.map(partial(_parts_of, frames=frames), entries), strict=True):
+        for entry, parts in zip(entries, pool.map(partial(_list_parts, frames=frames), entries), strict=True):
             yield from map(entry.of_part, parts)
 
 
-def _parts_of(entry: FileEntry, frames: Frames) -> Sequence[str]:
+def _list_parts(entry: FileEntry, frames: Frames) -> Sequence[str]:
     return ("",) if entry.part else list_parts(entry.path, frames)
 
 

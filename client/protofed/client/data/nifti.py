@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofed.client.data.file_entry import MAX_FILE_BYTES, MAX_PIXELS, UnreadableImageError
-from protofed.client.data.grey_values import Level, float_image, scaled
+from protofed.client.data.grey_values import GreyWindow, float_image, scaled
 from protofed.common.errors import DataError
 from protofed.common.version import install_hint
 
@@ -53,7 +53,7 @@ def count_slices(path: Path) -> int:
 
 
 @contextmanager
-def opened(path: Path, window: Level | None) -> Iterator[NiftiSlices]:
+def opened(path: Path, window: GreyWindow | None) -> Iterator[NiftiSlices]:
     """A volume; a compressed one is in memory, of others only the slices that are read.
 
     Raises:
@@ -90,7 +90,7 @@ class NiftiSlices:
 
     stored: Any
     geometry: Geometry
-    window: Level | None
+    window: GreyWindow | None
 
     @property
     def count(self) -> int:

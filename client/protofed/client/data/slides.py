@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protofed.client.data.file_entry import UnreadableImageError
-from protofed.client.data.volumes import Tile
+from protofed.client.data.volumes import ImageTile
 from protofed.common.errors import DataError
 from protofed.common.version import install_hint
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def read_tile(path: Path, tile: Tile) -> Image:
+def read_tile(path: Path, tile: ImageTile) -> Image:
     """A tile at the full resolution (level 0), as mode RGBA; transparent where the slide was not scanned.
 
     Raises:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofed.client.data.file_entry import MAX_PIXELS, UnreadableImageError
-from protofed.client.data.grey_values import Level, float_image, windowed
+from protofed.client.data.grey_values import GreyWindow, float_image, windowed
 from protofed.common.config.tables import EveryFrame, Frames
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Volume(Protocol):
 
 
 @dataclass(frozen=True)
-class Tile:
+class ImageTile:
     """A rectangle of a large image, in pixels of its full resolution, from the top left corner."""
 
     x: int
@@ -73,7 +73,7 @@ class Tile:
             raise UnreadableImageError(f"a tile that crosses the edge of its image of {width} x {height} pixels")
 
 
-def parse_part(part: str) -> Tile | int | None:
+def parse_part(part: str) -> ImageTile | int | None:
     """The tile or the number of the frame that a part names; None: the whole file.
 
     Raises:
@@ -82,7 +82,7 @@ def parse_part(part: str) -> Tile | int | None:
     if match := _FRAME.fullmatch(part):
         return int(match[1])
     if match := _TILE.fullmatch(part):
-        return Tile(*map(int, match.groups()))
+        return ImageTile(*map(int, match.groups()))
     if part:
         raise ValueError(f"{part!r} is no part of a file; expected 'frame N' or 'tile X,Y,WIDTH,HEIGHT'")
     return None
@@ -93,7 +93,7 @@ def gives_several(frames: Frames) -> bool:
     return frames == "all" or isinstance(frames, EveryFrame)
 
 
-def parts_of(count: int, frames: Frames) -> Sequence[str]:
+def name_parts(count: int, frames: Frames) -> Sequence[str]:
     """The parts of a file of so many frames that are examples; "" is the whole file, read by the rule itself."""
     if not 1 < count <= MAX_FRAMES or not gives_several(frames):
         return ("",)
@@ -101,7 +101,7 @@ def parts_of(count: int, frames: Frames) -> Sequence[str]:
     return [f"frame {number}" for number in range(1, count + 1, step)]
 
 
-def read_frame(volume: Volume, frames: Frames, number: int | None, window: Level | None) -> Image:
+def read_frame(volume: Volume, frames: Frames, number: int | None, window: GreyWindow | None) -> Image:
     """The image that a frame's number or, without one, the run's rule takes from an open volume.
 
     Args:
@@ -129,7 +129,7 @@ def read_frame(volume: Volume, frames: Frames, number: int | None, window: Level
             raise UnreadableImageError(volume.several)
 
 
-def _projected(volume: Volume, window: Level | None, *, mean: bool) -> Image:
+def _projected(volume: Volume, window: GreyWindow | None, *, mean: bool) -> Image:
     """Maximum or mean over all frames, folded frame by frame: two frames are in memory, however many there are."""
     from PIL import Image
 
@@ -157,7 +157,7 @@ def _alike(frames: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
         yield values
 
 
-def _values(image: Image, window: Level | None) -> NDArray[Any]:
+def _values(image: Image, window: GreyWindow | None) -> NDArray[Any]:
     """[H, W] in 0..1, after the window; or [H, W, 3] of 8 bits, before it: as an image may have no other colours."""
     values = np.asarray(image)
     if image.mode != "L":
