@@ -31,9 +31,9 @@ def input_(shape: tuple[int, int, int], **more: Any) -> Input:
     return Input.model_validate({"shape": shape, **more})
 
 
-def decoded(path: Path, input_: Input) -> NDArray[Any]:
+def decoded(path: Path, input_: Input, part: str = "") -> NDArray[Any]:
     """`decode` of a file: uint8, or what 16 bits say in 0..1, which is exact to half of `STEP`."""
-    pixels = decode(path, input_)
+    pixels = decode(path, input_, part)
     return pixels if pixels.dtype == np.uint8 else in_unit(pixels)
 
 
@@ -87,4 +87,17 @@ def dicom(path: Path, pixels: NDArray[Any], bits: int = 16, syntax: str = Explic
     if syntax == RLELossless:
         found.compress(RLELossless, generate_instance_uid=False)
     found.save_as(path, enforce_file_format=True)
+    return path
+
+
+def dicom_frames(path: Path, frames: NDArray[Any], bits: int = 16, **more: Any) -> Path:
+    """A DICOM file of several frames, [n, H, W] or [n, H, W, 3]."""
+    return dicom(path, frames[0], bits, NumberOfFrames=len(frames), PixelData=frames.tobytes(), **more)
+
+
+def pages(path: Path, frames: NDArray[Any], **more: Any) -> Path:
+    """A file of several frames or pages by Pillow: TIFF, GIF or WebP by its suffix."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    first, *others = map(Image.fromarray, frames)
+    first.save(path, save_all=True, append_images=others, **more)
     return path

@@ -127,7 +127,7 @@ def test_only_what_a_typo_makes_is_suggested(name: str, known: tuple[str, ...], 
         ({"method": "fedavg"}, 'method = { name = "fedavg" }'),
         ({"data": {"source": "digits", "partition": "whole"}}, 'data.partition = { kind = "whole" }'),
         ({"data": "digits"}, 'data = { source = "digits" }'),
-        ({"input": [1, 2]}, "[input] with its keys: colours, fit, mean"),
+        ({"input": [1, 2]}, "[input] with its keys: colours, fit, frames, mean"),
     ],
 )
 def test_a_value_in_place_of_a_table_is_answered_by_what_to_write(changes: dict[str, Any], said: str) -> None:

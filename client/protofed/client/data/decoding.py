@@ -1,6 +1,7 @@
-"""From an image file to the model's input: one function of a path and the run's `[input]`.
+"""From an image file to the model's input: one function of a path, a part of the file and the run's `[input]`.
 
-The order is fixed: rotate as EXIF says, convert colours, scale values to 0..1, fit the size.
+The order is fixed: choose the frames, rotate as EXIF says, convert colours, scale values to 0..1, fit the size. Two
+frames are in memory at a time, even where an image is the maximum or mean of many.
 
 How an image file stores grey values, from its header: Pillow's pixels alone do not say what white is.
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import re
 import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +24,13 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from protofed.client.data import dicom
+from protofed.client.data import dicom, nifti, slides
 from protofed.client.data.file_entry import MAX_FILE_BYTES, MAX_PIXELS, UnreadableImageError
-from protofed.common.config.tables import Input
+from protofed.client.data.folder import is_image
+from protofed.client.data.grey_values import GreyWindow, float_image, scaled, windowed
+from protofed.client.data.series import sorted_slices
+from protofed.client.data.volumes import ImageTile, Volume, gives_several, name_parts, parse_part, read_frame
+from protofed.common.config.tables import Frames, Input
 from protofed.common.errors import DataError
 
 if TYPE_CHECKING:
@@ -148,9 +153,6 @@ def _jpeg_2000(image: Image, path: Path) -> StoredGrey:
     return StoredGrey((1 << bits) - 1, scale=scale)
 
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
 Pixels: TypeAlias = NDArray[Any]  # [channels, H, W], uint8, or uint16 where 65535 is white
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "GIF", "WEBP", "JPEG2000")
 _GREYS = ("L", "F")
@@ -159,19 +161,26 @@ _first_picture = Lock()  # is acquired once, never released: by the first file o
 log = structlog.get_logger()
 
 
-def decode(path: Path, input_: Input) -> Pixels:
-    """Decode one image file (PNG, JPEG, TIFF, BMP, GIF, WebP, JPEG 2000; DICOM), recognised by content, not suffix.
+def decode(path: Path, input_: Input, part: str = "") -> Pixels:
+    """Decode one example: a file, recognised by content and not by suffix, a part of one, or a folder's DICOM series.
+
+    Read are PNG, JPEG, TIFF, BMP, GIF, WebP and JPEG 2000; DICOM, NIfTI and, for tiles, whole slides.
+
+    Args:
+        part: as of `FileEntry.part`; empty: the image that `input.frames` takes from the whole file.
 
     Returns:
         [channels, H, W]: uint8 from 8-bit files without `input.window`, else uint16.
 
     Raises:
-        UnreadableImageError: empty, truncated, of an unknown type, of several frames, too large, partly transparent, or
-            of a size or colours that the run accepts only with another `input.fit` or `input.colours`.
-        DataError: it is DICOM, and pydicom is not installed; or the run has more channels than image files.
+        UnreadableImageError: empty, truncated, of an unknown type, of more frames than `input.frames` accepts, too
+            large, partly transparent, or of a size or colours that the run accepts only with another `input.fit` or
+            `input.colours`.
+        DataError: pydicom, nibabel or openslide is not installed, which the file needs; or the run has more channels
+            than image files.
     """
     with silence_decoders():
-        return decode_file(path, input_)
+        return decode_file(path, input_, part)
 
 
 @contextmanager
@@ -182,14 +191,14 @@ def silence_decoders() -> Iterator[None]:
         yield
 
 
-def decode_file(path: Path, input_: Input, part: str = "") -> Pixels:  # noqa: ARG001  (parts come with frames)
+def decode_file(path: Path, input_: Input, part: str = "") -> Pixels:
     """As `decode`, for several threads at once, inside of one `silence_decoders`.
 
     `warnings.catch_warnings` is not thread-safe, so it must be entered once around all threads.
     """
     if input_.shape[0] not in (1, 3):
         raise DataError(f"input.shape has {input_.shape[0]} channels; image files have 1 or 3: expected a source npz")
-    return fit_to_input(open_image(path, input_.window), input_)
+    return fit_to_input(open_image(path, input_.window, input_.frames, part), input_)
 
 
 def fit_to_input(image: Image, input_: Input) -> Pixels:
@@ -207,8 +216,8 @@ def fit_to_input(image: Image, input_: Input) -> Pixels:
     """
     image = _coloured(image, input_)
     if input_.window is not None and image.mode != "F":
-        array = _windowed(np.asarray(image), input_.window)
-        planes = [_fitted(_floats(plane), input_) for plane in np.atleast_3d(array).transpose(2, 0, 1)]
+        array = windowed(np.asarray(image), input_.window)
+        planes = [_fitted(float_image(plane), input_) for plane in np.atleast_3d(array).transpose(2, 0, 1)]
         pixels = np.stack(planes)
     else:
         pixels = np.atleast_3d(_fitted(image, input_)).transpose(2, 0, 1)
@@ -231,22 +240,115 @@ def _in_16_bits(pixels: NDArray[Any]) -> Pixels:
     return pixels if pixels.dtype == np.uint8 else np.rint(pixels * np.float32(65535)).astype(np.uint16)
 
 
-def open_image(path: Path, window: tuple[float, float] | None) -> Image:
-    """Read an image file; returns mode L or RGB of 8 bits, or F (grey) in 0..1.
+def open_image(path: Path, window: GreyWindow | None, frames: Frames = "one", part: str = "") -> Image:
+    """Read an image; returns mode L or RGB of 8 bits, or F (grey) in 0..1.
 
     Args:
         window: centre and width, for files of more than 8 bits.
+        frames: the run's rule, for a whole file.
+        part: as of `decode`.
 
     Raises:
         UnreadableImageError, DataError: as `decode`.
     """
-    _check_file(path)
+    place = parse_part(part)
+    with _reasons(path):
+        if isinstance(place, ImageTile):
+            return _read_tile(path, place, window)
+        with _opened(path, window) as volume:
+            return read_frame(volume, frames, place, window)
+
+
+def list_parts(path: Path, frames: Frames) -> Sequence[str]:
+    """The parts of a file or series that are examples by the run's rule; a file is opened if there may be several.
+
+    A file that cannot be read has one part, the whole file: who decodes it learns the reason.
+
+    Raises:
+        DataError: a library is not installed, which the file needs.
+    """
+    if not gives_several(frames):
+        return name_parts(1, frames)
     try:
-        return dicom.read(path, window) if dicom.is_dicom(path) else _read(path, window)
+        with _reasons(path):
+            return name_parts(_count(path), frames)
+    except UnreadableImageError:
+        return name_parts(1, frames)
+
+
+@contextmanager
+def _reasons(path: Path) -> Iterator[None]:
+    """Decoders raise anything on damaged files, and their texts may quote the content: instead say what is wrong."""
+    try:
+        yield
     except (DataError, MemoryError):
         raise
-    except Exception as error:  # decoders raise anything on damaged files; their texts may quote the content
+    except Exception as error:
         raise UnreadableImageError(_reason(error, path)) from error
+
+
+@contextmanager
+def _opened(path: Path, window: GreyWindow | None) -> Iterator[Volume]:
+    """A file, or the folder of a DICOM series, as its frames."""
+    files = _list_files(path)
+    if len(files) > 1:
+        yield _Slices(sorted_slices(files), window)
+    elif dicom.is_dicom(files[0]):
+        yield dicom.open_frames(files[0], window)
+    elif nifti.is_nifti(files[0]):
+        with nifti.opened(files[0], window) as slices:
+            yield slices
+    else:
+        with _pages(files[0], window) as pages:
+            yield pages
+
+
+def _count(path: Path) -> int:
+    """Number of frames, from a header alone; of a series, the number of its files."""
+    files = _list_files(path)
+    if len(files) > 1:
+        return len(files)
+    if dicom.is_dicom(files[0]):
+        return dicom.count_frames(files[0])
+    if nifti.is_nifti(files[0]):
+        return nifti.count_slices(files[0])
+    with _pages(files[0], None) as pages:
+        return pages.count
+
+
+def _list_files(path: Path) -> Sequence[Path]:
+    """The file itself; of a folder the files in it, by name: a series, or one file of several frames.
+
+    Raises:
+        UnreadableImageError: one of them is no file that can be read, or the folder has none.
+    """
+    files = [path]
+    if path.is_dir():
+        files = [file for file in sorted(path.iterdir()) if is_image(file.name) and not file.is_dir()]
+        if not files:
+            raise UnreadableImageError("a folder without images; expected the DICOM files of one series")
+    for file in files:
+        _check_file(file)
+    return files
+
+
+@dataclass(frozen=True)
+class _Slices:
+    """The slices of a DICOM series, in their order; each is a file of one frame."""
+
+    files: Sequence[Path]
+    window: GreyWindow | None
+
+    @property
+    def count(self) -> int:
+        return len(self.files)
+
+    @property
+    def several(self) -> str:
+        return f"a series of {self.count} DICOM files; expected one image a file"
+
+    def read(self, index: int) -> Image:
+        return open_image(self.files[index], self.window)
 
 
 def _reason(error: Exception, path: Path) -> str:
@@ -256,8 +358,10 @@ def _reason(error: Exception, path: Path) -> str:
         return f"far too many pixels; expected at most {MAX_PIXELS:,}"
     if isinstance(error, OSError) and error.errno is not None:  # of the system; decoders' own have no number
         return f"{error.strerror}".lower()
-    if dicom.is_dicom(path):
+    if path.is_dir() or dicom.is_dicom(path):
         return "DICOM that is truncated or damaged"
+    if nifti.is_nifti(path):
+        return "NIfTI that is truncated or damaged"
     with path.open("rb") as file:
         type_ = _MAGIC.get(file.read(2))
     if type_ is not None:
@@ -265,43 +369,92 @@ def _reason(error: Exception, path: Path) -> str:
     return "truncated, damaged or of no known type"
 
 
-def _check_file(path: Path) -> None:
+def _check_file(path: Path, *, of_any_size: bool = False) -> None:
     try:
         status = path.stat()
     except OSError as error:
         raise UnreadableImageError(f"{error.strerror}".lower()) from error
     if not stat.S_ISREG(status.st_mode):  # a pipe would never end
         raise UnreadableImageError("no regular file")
-    if not 0 < status.st_size <= MAX_FILE_BYTES:
-        raise UnreadableImageError("empty" if not status.st_size else f"larger than {MAX_FILE_BYTES >> 20} MiB")
+    if not status.st_size:
+        raise UnreadableImageError("empty")
+    if status.st_size > MAX_FILE_BYTES and not of_any_size:
+        raise UnreadableImageError(f"larger than {MAX_FILE_BYTES >> 20} MiB")
 
 
-def _read(path: Path, window: tuple[float, float] | None) -> Image:
-    from PIL import Image, ImageOps
+@contextmanager
+def _pages(path: Path, window: GreyWindow | None) -> Iterator[_Pages]:
+    from PIL import Image
 
     # Opened here: a file that Pillow opens by its path it may map into memory, by a rotated TIFF's size after rotation.
     with path.open("rb") as file, Image.open(file, formats=FORMATS) as image:
-        _check_header(image)
-        grey = read_header(image, path)
-        image.load()  # only now are pixels decoded: all checks above read the header
-        return _simplified(ImageOps.exif_transpose(image), grey, window)
+        grey_gif = image.format == "GIF" and (image.mode == "L" or (image.mode == "P" and _is_grey(image)))
+        yield _Pages(image, path, window, grey_gif)
 
 
-def _check_header(image: Image) -> None:
-    frames = getattr(image, "n_frames", 1)
-    if image.format == "MPO":  # a phone's JPEG: the picture, then a preview, a depth map or the like
-        if _first_picture.acquire(blocking=False):
-            log.info("some photographs hold several pictures; the first of each file is read")
-    elif frames != 1:
-        raise UnreadableImageError(f"{frames} frames or pages, expected one image a file")
-    if image.width * image.height > MAX_PIXELS:
-        raise UnreadableImageError(f"{image.width} x {image.height} pixels; expected at most {MAX_PIXELS:,}")
+@dataclass(frozen=True)
+class _Pages:
+    """The frames or pages of an image file that is open.
+
+    Attributes:
+        grey_gif: a GIF whose first frame is grey. Pillow gives its other frames as RGB.
+    """
+
+    image: ImageFile
+    path: Path
+    window: GreyWindow | None
+    grey_gif: bool
+
+    @property
+    def count(self) -> int:
+        if self.image.format == "MPO":  # a phone's JPEG: the picture, then a preview, a depth map or the like
+            if _first_picture.acquire(blocking=False):
+                log.info("some photographs hold several pictures; the first of each file is read")
+            return 1
+        return int(getattr(self.image, "n_frames", 1))
+
+    @property
+    def several(self) -> str:
+        return f"{self.count} frames or pages, expected one image a file"
+
+    def read(self, index: int) -> Image:
+        from PIL import ImageOps
+
+        self.image.seek(index)
+        if self.image.width * self.image.height > MAX_PIXELS:
+            raise UnreadableImageError(
+                f"{self.image.width} x {self.image.height} pixels; expected at most {MAX_PIXELS:,}"
+            )
+        grey = read_header(self.image, self.path)
+        self.image.load()  # only now are pixels decoded: all checks above read the header
+        frame = _simplified(ImageOps.exif_transpose(self.image), grey, self.window)
+        return frame.convert("L") if self.grey_gif and _has_shades_only(frame) else frame
 
 
-def _simplified(image: Image, grey: StoredGrey, window: tuple[float, float] | None) -> Image:
+def _read_tile(path: Path, tile: ImageTile, window: GreyWindow | None) -> Image:
+    """A tile of an ordinary image, which is decoded whole, or else of a slide, of which only the tile is read."""
+    _check_file(path, of_any_size=True)
+    if not _is_ordinary(path):
+        return _opaque(slides.read_tile(path, tile))
+    with _pages(path, window) as pages:
+        image = pages.read(0)
+    tile.check(*image.size)
+    return image.crop((tile.x, tile.y, tile.x + tile.width, tile.y + tile.height))
+
+
+def _is_ordinary(path: Path) -> bool:
+    """Whether Pillow reads a file as one image, and that is not too large to be decoded."""
+    try:
+        with _pages(path, None) as pages:
+            return pages.count == 1 and pages.image.width * pages.image.height <= MAX_PIXELS
+    except Exception:  # the formats of slides are variants of TIFF, on which Pillow fails in many ways
+        return False
+
+
+def _simplified(image: Image, grey: StoredGrey, window: GreyWindow | None) -> Image:
     """Pillow's many modes reduced to L, RGB, or F in 0..1."""
     if image.mode in (*DEEP, "I", "F"):
-        return _floats(_deep(image, grey, window))
+        return float_image(_deep(image, grey, window))
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         image = _opaque(image)
     if image.mode == "P":
@@ -313,22 +466,12 @@ def _simplified(image: Image, grey: StoredGrey, window: tuple[float, float] | No
     return image
 
 
-def _deep(image: Image, grey: StoredGrey, window: tuple[float, float] | None) -> NDArray[np.float32]:
+def _deep(image: Image, grey: StoredGrey, window: GreyWindow | None) -> NDArray[np.float32]:
     """[H, W], values of more than 8 bits scaled to 0..1: by the run's window, or by all that their bits can hold."""
     values = grey.values(image)
-    if not np.isfinite(values).all():
-        raise UnreadableImageError("values that are no numbers")
     if "transparency" in image.info and (values == image.info["transparency"]).any():
         raise UnreadableImageError("partly transparent; expected an opaque image")
-    if window is not None:
-        return _windowed(values, window)
-    if grey.most is None:
-        raise UnreadableImageError(
-            "values of 32 bits or with a sign, which need input.window; expected 8 or 16 bits without a sign"
-        )
-    if values.min() < 0 or values.max() > grey.most:
-        raise UnreadableImageError(f"values outside 0 to {grey.most:g}, which need input.window")
-    return (values / grey.most).astype(np.float32)
+    return scaled(values, grey.most, window)
 
 
 def _opaque(image: Image) -> Image:
@@ -347,6 +490,12 @@ def _is_grey(image: Image) -> bool:
     return bool((colours == colours[:, :1]).all())
 
 
+def _has_shades_only(image: Image) -> bool:
+    """Whether an image of mode RGB has no colours; true of one that is grey."""
+    pixels = np.atleast_3d(np.asarray(image))
+    return bool((pixels == pixels[..., :1]).all())
+
+
 def _coloured(image: Image, input_: Input) -> Image:
     """Convert between grey and RGB, if `input.colours` allows it. Grey for an RGB run stays one channel here."""
     channels = 1 if image.mode in _GREYS else 3
@@ -358,17 +507,6 @@ def _coloured(image: Image, input_: Input) -> Image:
             f"{names[channels]}, and the run accepts {names[input_.shape[0]]} images only (input.colours)"
         )
     return image.convert("L") if channels == 3 else image  # luma of ITU-R 601; `fit_to_input` repeats grey
-
-
-def _windowed(values: NDArray[Any], window: tuple[float, float]) -> NDArray[np.float32]:
-    return dicom.linear(values, *window).clip(0, 1).astype(np.float32)
-
-
-def _floats(plane: NDArray[np.float32]) -> Image:
-    """A plane [H, W] as an image of mode F."""
-    from PIL import Image
-
-    return Image.fromarray(np.ascontiguousarray(plane))
 
 
 def _fitted(image: Image, input_: Input) -> Pixels:

@@ -1,10 +1,14 @@
-"""DICOM files by pydicom. Only the elements that pixels need are read: nothing that identifies a patient."""
+"""DICOM files by pydicom. Only the elements that pixels need are read: nothing that identifies a patient.
+
+A file has one frame or several. The files of a folder may be the slices of one series: see `series`.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofed.client.data.file_entry import MAX_PIXELS, UnreadableImageError
+from protofed.client.data.grey_values import GreyWindow, float_image, linear
 from protofed.common.errors import DataError
 from protofed.common.version import install_hint
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from pydicom import Dataset
+    from pydicom.uid import UID
 
 Values = NDArray[Any]  # [H, W], in the file's own units, such as Hounsfield units
 _TAGS = [
@@ -33,6 +39,9 @@ _TAGS = [
     ),
     *(f"Segmented{colour}PaletteColorLookupTableData" for colour in ("Red", "Green", "Blue")),
 ]
+# Lossless JPEG, JPEG-LS and JPEG of 12 bits. Only pylibjpeg-libjpeg decodes them; its licence, the GPL, is not ours.
+_BY_LIBJPEG = frozenset(f"1.2.840.10008.1.2.4.{end}" for end in (51, 57, 70, 80, 81))
+_COUNT = ["NumberOfFrames", "PerFrameFunctionalGroupsSequence"]
 _DEFLATED = "1.2.840.10008.1.2.1.99"
 # The first element of a file without a preamble: of group 2 or 8, with a VR or (implicit) a length below 65536.
 _BARE = re.compile(rb"[\x02\x08]\0.\0(?:[A-Z]{2}|..\0\0)|\0[\x02\x08]\0.[A-Z]{2}", re.DOTALL)
@@ -63,55 +72,82 @@ def _has_preamble(start: bytes) -> bool:
     return start[128:] == b"DICM"
 
 
-def read(path: Path, window: tuple[float, float] | None) -> Image:
-    """Read a file of one image; returns mode F (grey) in 0..1, or RGB of 8 bits.
+@dataclass(frozen=True)
+class DicomFrames:
+    """The frames of a DICOM file, a `volumes.Volume`. They are in memory as they are stored, compressed or not.
 
     Grey values are rescaled by the file's slope and intercept, then windowed. The window is the run's, else the file's
     own VOI LUT or first window, else all that its bits can hold. MONOCHROME1 is inverted.
+    """
+
+    dataset: Dataset
+    window: GreyWindow | None
+    several: str = "DICOM of several frames; expected one image a file"
+
+    @property
+    def count(self) -> int:
+        """Number of frames."""
+        return _count(self.dataset)
+
+    def read(self, index: int) -> Image:
+        """Decode one frame; returns mode F (grey) in 0..1, or RGB of 8 bits.
+
+        Raises:
+            UnreadableImageError: a compression without a decoder, or more than 8 bits of colour.
+        """
+        from PIL import Image
+
+        dataset = _of_frame(self.dataset, index)
+        kind = str(dataset.PhotometricInterpretation)
+        if kind in ("MONOCHROME1", "MONOCHROME2"):
+            plane = _unit(dataset, self.window)
+            return float_image(1 - plane if kind == "MONOCHROME1" else plane)
+        return Image.fromarray(_palette_colours(dataset) if kind == "PALETTE COLOR" else _colours(dataset, kind))
+
+
+def open_frames(path: Path, window: GreyWindow | None) -> DicomFrames:
+    """Open a file, after all checks that need no pixels.
 
     Args:
         window: the run's centre and width, in rescaled units.
 
     Raises:
-        UnreadableImageError: no image, several frames, a compression without a decoder, more than 8 bits of colour.
+        UnreadableImageError: no image, or one that is too large.
         DataError: pydicom is not installed.
     """
-    from PIL import Image
-
-    dataset = _checked(path)
-    kind = str(dataset.PhotometricInterpretation)
-    if kind in ("MONOCHROME1", "MONOCHROME2"):
-        plane = _unit(dataset, window)
-        return Image.fromarray(1 - plane if kind == "MONOCHROME1" else plane)
-    return Image.fromarray(_palette_colours(dataset) if kind == "PALETTE COLOR" else _colours(dataset, kind))
-
-
-def _checked(path: Path) -> Dataset:
-    """The elements of `_TAGS`, after all checks that need no pixels."""
-    dataset = _elements(path)
+    dataset = read_elements(path, _TAGS)
     if "PixelData" not in dataset:
         raise UnreadableImageError("DICOM without an image")
     if any(name not in dataset for name in ("Rows", "Columns", "PhotometricInterpretation", "BitsStored")):
         raise UnreadableImageError("DICOM whose image has no size, colours or depth")
-    frames = dataset.get("PerFrameFunctionalGroupsSequence") or []
-    if int(dataset.get("NumberOfFrames") or 1) != 1 or len(frames) > 1:
-        raise UnreadableImageError("DICOM of several frames; expected one image a file")
     if dataset.Rows * dataset.Columns > MAX_PIXELS:
         raise UnreadableImageError(f"{dataset.Columns} x {dataset.Rows} pixels; expected at most {MAX_PIXELS:,}")
-    _check_syntax(dataset)
-    _lift(dataset)
-    return dataset
+    return DicomFrames(dataset, window)
 
 
-def _elements(path: Path) -> Dataset:
-    """The elements of `_TAGS`; of functional groups pydicom reads all, and `_lift` drops what pixels do not need."""
+def count_frames(path: Path) -> int:
+    """Number of frames, without reading the pixels."""
+    return _count(read_elements(path, _COUNT, stop_before_pixels=True))
+
+
+def _count(dataset: Dataset) -> int:
+    return max(int(dataset.get("NumberOfFrames") or 1), len(dataset.get("PerFrameFunctionalGroupsSequence") or []))
+
+
+def read_elements(path: Path, tags: list[str], *, stop_before_pixels: bool = False) -> Dataset:
+    """The elements with these keywords; of functional groups all, of which `_of_frame` drops what pixels need not.
+
+    Raises:
+        UnreadableImageError: the file is deflated.
+        DataError: pydicom is not installed.
+    """
     pydicom = _library()
     with path.open("rb") as file:
         file.seek(132 if _has_preamble(file.read(132)) else 0)
         meta = pydicom.filereader.read_dataset(file, False, True, stop_when=lambda tag, *_: tag.group != 2)
     if meta.get("TransferSyntaxUID") == _DEFLATED:  # pydicom would inflate it, however large, before any check
         raise UnreadableImageError("a deflated DICOM file; expected another transfer syntax")
-    dataset: Dataset = pydicom.dcmread(path, specific_tags=_TAGS, force=True)
+    dataset: Dataset = pydicom.dcmread(path, stop_before_pixels=stop_before_pixels, specific_tags=tags, force=True)
     return dataset
 
 
@@ -128,26 +164,54 @@ def _check_syntax(dataset: Dataset) -> None:
     syntax = dataset.file_meta.TransferSyntaxUID
     if syntax.is_compressed and not _library().pixels.get_decoder(syntax).is_available:
         raise UnreadableImageError(
-            f"DICOM compressed as {syntax.name}, for which pydicom has no decoder here: install pylibjpeg, or "
-            "decompress the file"
+            f"DICOM compressed as {syntax.name}, for which pydicom has no decoder here: install {_decoders(syntax)}, "
+            "or decompress the file"
         )
 
 
-def _lift(dataset: Dataset) -> None:
-    """Move what an enhanced image says of its frame to where other images say it; drop elements without a value."""
-    groups = [*_first(dataset, "SharedFunctionalGroupsSequence"), *_first(dataset, "PerFrameFunctionalGroupsSequence")]
-    for group in groups:
+def _decoders(syntax: UID) -> str:
+    """The package that decodes a compression, and the extra that installs it."""
+    return "pylibjpeg-libjpeg (extra dicom-jpeg)" if syntax in _BY_LIBJPEG else "pylibjpeg (extra dicom)"
+
+
+def _of_frame(dataset: Dataset, index: int) -> Dataset:
+    """One frame's elements, the values shared with `dataset`: what an enhanced image says of a frame where others do.
+
+    Elements without a value are dropped.
+
+    Raises:
+        UnreadableImageError: pydicom cannot decode the frame's pixels.
+    """
+    from pydicom import Dataset
+
+    _check_syntax(dataset)
+    frame = Dataset({tag: dataset.get_item(tag) for tag in dataset.keys()})  # noqa: SIM118 - iterating gives elements
+    frame.file_meta = dataset.file_meta
+    implicit, little = dataset.original_encoding
+    frame.set_original_encoding(implicit, little, dataset.original_character_set)
+    for group in _groups(frame, index):
         for sequence, names in _IN_GROUPS.items():
             for item in _first(group, sequence):
                 for name in filter(item.__contains__, names):
-                    dataset.add(item[name])
-    for name in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
-        dataset.pop(name, None)
+                    frame.add(item[name])
     for name in _MAY_BE_EMPTY:
-        if name in dataset and dataset[name].is_empty:
-            del dataset[name]
-    if not all("LUTDescriptor" in item and "LUTData" in item for item in _first(dataset, "VOILUTSequence")):
-        del dataset.VOILUTSequence
+        if name in frame and frame[name].is_empty:
+            del frame[name]
+    if not all("LUTDescriptor" in item and "LUTData" in item for item in _first(frame, "VOILUTSequence")):
+        del frame.VOILUTSequence
+    frame.pixel_array_options(index=index, correct_unused_bits=not _is_moved(frame))
+    return frame
+
+
+def _groups(frame: Dataset, index: int) -> list[Dataset]:
+    """The functional groups that all frames share, then those of this one; they are taken out of `frame`."""
+    own = list(frame.get("PerFrameFunctionalGroupsSequence") or [])
+    if own and len(own) != int(frame.get("NumberOfFrames") or 1):
+        raise UnreadableImageError("DICOM whose number of frames is not that of its functional groups")
+    groups = [*_first(frame, "SharedFunctionalGroupsSequence"), *own[index : index + 1]]
+    for name in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
+        frame.pop(name, None)
+    return groups
 
 
 def _first(dataset: Dataset, sequence: str) -> list[Dataset]:
@@ -165,27 +229,30 @@ def _library() -> Any:
     return pydicom
 
 
+def _is_moved(dataset: Dataset) -> bool:
+    """Whether an old writer did not store values in the lowest bits; pydicom takes those, whatever HighBit says."""
+    return int(dataset.HighBit) != int(dataset.BitsStored) - 1
+
+
 def _stored(dataset: Dataset) -> Values:
     """The stored values [H, W] or [H, W, 3], of `BitsStored` bits; colours as RGB."""
     allocated, stored, high = int(dataset.BitsAllocated), int(dataset.BitsStored), int(dataset.HighBit)
-    syntax = dataset.file_meta.TransferSyntaxUID
-    moved = high != stored - 1  # by old writers; pydicom takes the lowest bits, whatever HighBit says
+    syntax, moved = dataset.file_meta.TransferSyntaxUID, _is_moved(dataset)
     if moved and (syntax.is_compressed or not stored <= high + 1 <= allocated):
         raise UnreadableImageError("DICOM whose HighBit does not match its BitsStored; expected BitsStored - 1")
-    if moved:
-        dataset.pixel_array_options(correct_unused_bits=False)
     try:
         cells: Values = dataset.pixel_array
     except RuntimeError as error:
         if not syntax.is_compressed:
             raise
         raise UnreadableImageError(
-            f"DICOM compressed as {syntax.name}, which no decoder here can decode: it is damaged, or needs pylibjpeg"
+            f"DICOM compressed as {syntax.name}, which no decoder here can decode: it is damaged, or needs "
+            f"{_decoders(syntax)}"
         ) from error
     return cells << (allocated - 1 - high) >> (allocated - stored) if moved else cells
 
 
-def _unit(dataset: Dataset, window: tuple[float, float] | None) -> NDArray[np.float32]:
+def _unit(dataset: Dataset, window: GreyWindow | None) -> NDArray[np.float32]:
     """Grey values [H, W] in 0..1."""
     values, low, high = _rescaled(dataset)
     if window is not None:
@@ -230,12 +297,6 @@ def _looked_up(values: Values, first: int, table: NDArray[Any]) -> NDArray[Any]:
     pydicom looks values up in the table's own integers, where those far beyond an end wrap. So it only reads the table.
     """
     return table[np.clip(values.astype(np.float64) - first, 0, len(table) - 1).astype(np.intp)]
-
-
-def linear(values: Values, centre: float, width: float) -> Values:
-    """Map the window to 0..1, the rest beyond: (values - centre) / width + 1/2 (LINEAR_EXACT, PS3.3 C.11.2.1.3.2)."""
-    unit: Values = (values.astype(np.float64) - centre) / width + 0.5
-    return unit
 
 
 def _own_window(values: Values, dataset: Dataset) -> Values:

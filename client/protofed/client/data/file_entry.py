@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, Self, TypeAlias, get_args
 
 from protofed.common.errors import DataError
 
 MAX_PIXELS = 100_000_000  # of one image as stored: a larger one is a decompression bomb, or a whole slide
 MAX_FILE_BYTES = 1 << 30
+DIGEST_BYTES = 16
 
 
 class UnreadableImageError(DataError):
@@ -43,10 +45,11 @@ _SPLIT_NAMES: Mapping[str, Split] = {
 
 @dataclass(frozen=True)
 class FileEntry:
-    """An image file, not opened yet.
+    """An image file, a part of one, or the folder of a DICOM series; not opened yet.
 
     Attributes:
-        name: its path below the root (of a manifest: below the manifest's folder), with slashes.
+        name: its path below the root (of a manifest: below the manifest's folder), with slashes; then its part, if
+            it is one, as "a/b.dcm, frame 12".
         label: the site's own label, normalised.
         split: as the site's files are split; None: they are not.
         group: examples of one group, such as a patient, stay together; None: there are no groups. Not in the repr,
@@ -54,7 +57,8 @@ class FileEntry:
         row: of a manifest, as a spreadsheet counts (the heading is row 1); None: not from a manifest.
         site: whose it is, where the source has several sites' files; None: the source does not say.
         ambiguous: several files have the name that a manifest gives.
-        part: which part of the file it is; empty: the whole.
+        part: which example of the file this is, as of `volumes`: "frame 12", or "tile 512,1024,256,256"; empty: the
+            image that the run's rule takes from the whole file.
     """
 
     path: Path
@@ -66,6 +70,10 @@ class FileEntry:
     site: str | None = None
     ambiguous: bool = False
     part: str = ""
+
+    def of_part(self, part: str) -> Self:
+        """The entry of one part of this file; an empty part is the file itself."""
+        return replace(self, part=part, name=f"{self.name}, {part}") if part else self
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,22 @@ class Listing:
     entries: Sequence[FileEntry]
     misplaced: Sequence[str] = ()
     left_out: Sequence[str] = ()
+
+
+def digest_content(path: Path) -> str:
+    """BLAKE2b of a file's bytes, or of the files of a folder, in hex; of a pipe, which would never end, of none.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    if path.is_dir():
+        for inner in sorted(path.iterdir()):
+            digest.update(digest_content(inner).encode() if inner.is_file() else b"")
+    elif path.is_file():
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, lambda: digest).hexdigest()
+    return digest.hexdigest()
 
 
 def parse_split(name: str) -> Split | None:

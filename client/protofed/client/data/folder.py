@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -85,12 +85,13 @@ _NO_IMAGES = frozenset(
 )
 
 
-def read(root: Path, group: str | None, *, by_site: bool = False) -> Listing:
+def read(root: Path, group: str | None, *, by_site: bool = False, series: bool = False) -> Listing:
     """All files below `root`, sorted by name.
 
     Args:
         group: regex with one (group), searched in each file's path below the root, or below its site's folder.
         by_site: the first folders are sites, each read as a root: patients of two sites are two, whatever their name.
+        series: the files of each folder below a class's folder are one entry, whose path is that folder.
 
     Raises:
         DataError: no such folder, a folder that cannot be read, links out of it, a split beside class folders.
@@ -109,7 +110,30 @@ def read(root: Path, group: str | None, *, by_site: bool = False) -> Listing:
             entries += [entry] if entry is not None else []
             misplaced += [normalise(name)] if entry is None else []
     _check_below_classes(root, entries)
-    return Listing(entries, misplaced, tree.left_out)
+    return Listing(_by_folder(root, entries) if series else entries, misplaced, tree.left_out)
+
+
+def _by_folder(root: Path, entries: Sequence[FileEntry]) -> list[FileEntry]:
+    """One entry for the files of each folder below a class's folder; files in a class's folder itself stay as they are.
+
+    A folder whose files are of several groups has none: `image_files.Scan.check` refuses it.
+    """
+    below_class = {entry.path.parent for entry in entries if len(_below_class(root, entry)) > 1}
+    folders = dict[Path, FileEntry]()
+    for entry in entries:
+        folder = entry.path.parent
+        if folder not in below_class:
+            folders[entry.path] = entry
+            continue
+        first = folders.setdefault(folder, replace(entry, path=folder, name=entry.name.rpartition("/")[0]))
+        if first.group != entry.group:
+            folders[folder] = replace(first, group=None)
+    return list(folders.values())
+
+
+def _below_class(root: Path, entry: FileEntry) -> tuple[str, ...]:
+    """The parts of a file's path below its class's folder, the last of which is its name."""
+    return entry.path.relative_to(root).parts[1 + (entry.site is not None) + (entry.split is not None) :]
 
 
 @dataclass(frozen=True)
@@ -159,7 +183,7 @@ def walk(root: Path) -> Tree:
         # Links to folders are refused even within the root: their files would count twice.
         outside += sum((here / name).is_symlink() for name in folders)
         for name in names:
-            if _left_over(name) or _no_image(name):
+            if not is_image(name):
                 left_out.append(_below(root, here / name))
                 continue
             outside += leaves_root(here / name, real)
@@ -218,9 +242,7 @@ def _check_below_classes(root: Path, entries: Sequence[FileEntry]) -> None:
     """Refuse splits within the folders of classes: without a word the site would train on its own test images."""
     meant = set[Split | None]()
     for entry in entries:
-        folders = entry.path.relative_to(root).parts[:-1]
-        below = folders[1 + (entry.site is not None) + (entry.split is not None) :]
-        meant |= {parse_split(name) for name in below[:1]}
+        meant |= {parse_split(name) for name in _below_class(root, entry)[:-1][:1]}
     if {"train", "test"} <= meant:
         raise DataError(
             f"{root} has folders of splits in the folders of classes. Expected train and test at the top, each with "
@@ -245,6 +267,11 @@ def _folders(root: Path) -> list[str]:
         return [entry.name for entry in root.iterdir() if entry.is_dir() and not _left_over(entry.name)]
     except OSError as error:
         raise DataError(f"cannot read {root}: {error.strerror}; make it readable for this user") from error
+
+
+def is_image(name: str) -> bool:
+    """Whether a file of this name is opened: systems leave no such file behind, and its suffix may be an image's."""
+    return not _left_over(name) and (name.lower().endswith(".nii.gz") or not _no_image(name))
 
 
 def _left_over(name: str) -> bool:

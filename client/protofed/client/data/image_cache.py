@@ -52,7 +52,7 @@ from google_crc32c import value as crc32c
 from numpy.typing import NDArray
 
 from protofed.client.data.decoding import Pixels, decode_file, deepened, silence_decoders
-from protofed.client.data.file_entry import UnreadableImageError
+from protofed.client.data.file_entry import UnreadableImageError, digest_content
 from protofed.common.config.settings import Cache
 from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
@@ -70,7 +70,6 @@ _LIBRARIES = ("pillow", "pydicom", "pylibjpeg", "nibabel", "openslide-python", "
 CHUNK = 32  # images that a process gets at a time
 COMMIT_BYTES = 256 << 20  # of images that are written between two commits
 SAMPLED = 64  # rows whose checksum is compared each time
-_READ_BYTES = 1 << 20
 _HASHERS = 8  # threads that read files
 _TAG = (
     "Signature: 8a477f597d28d172789f06886806bc55\n# Images that protofed can decode again; leave them out of backups.\n"
@@ -160,7 +159,7 @@ class ImageCache:
         self.folder = self._root / f"{'x'.join(map(str, input_.shape))}-{digest}"
 
     def contents(self, paths: Sequence[Path]) -> list[str]:
-        """The content of each file by its BLAKE2b, in hex, read only where it is new or changed.
+        """The `digest_content` of each file, read only where it is new or changed; empty: it cannot be read.
 
         Raises:
             DataError: the cache cannot be written.
@@ -176,7 +175,7 @@ class ImageCache:
         """
         with self._open() as index:
             contents = self._contents(index, [path for path, _ in pictures])
-            names = [_name(content, part) for content, (_, part) in zip(contents, pictures, strict=True)]
+            names = [_name(content, *picture) for content, picture in zip(contents, pictures, strict=True)]
             self._drop_damaged(index)
             known = _known(index)
             missing = {name: picture for name, picture in zip(names, pictures, strict=True) if name not in known}
@@ -542,22 +541,15 @@ def _stamp(path: Path) -> str:
 
 
 def _content(path: Path) -> str:
-    """BLAKE2b of a file's bytes, or of those of a folder's files; a name of its own for what cannot be read."""
-    digest = hashlib.blake2b(digest_size=16)
+    """As `digest_content`; empty: it cannot be read, and the decoder says why."""
     try:
-        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-            if not file.is_file():  # opening a pipe would never end
-                continue
-            with file.open("rb") as stream:
-                while data := stream.read(_READ_BYTES):
-                    digest.update(data)
-    except OSError:  # the decoder says why
-        return f"unread {_key(path)}"
-    return digest.hexdigest()
+        return digest_content(path)
+    except OSError:
+        return ""
 
 
-def _name(content: str, part: str) -> str:
-    return f"{content}#{part}"
+def _name(content: str, path: Path, part: str) -> str:
+    return f"{content or _key(path)}#{part}"
 
 
 def _version(name: str) -> str | None:

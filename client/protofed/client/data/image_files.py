@@ -1,4 +1,4 @@
-"""The image files of the sources `folder` and `manifest`: names, labels and groups, without opening a file.
+"""The image files of the sources `folder` and `manifest`: names, labels and groups, without decoding a file.
 
 The source `manifest`: a .csv of images with a path and a label and, optional, split, group and site.
 
@@ -12,15 +12,19 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 
 from protofed.client.data import folder
+from protofed.client.data.decoding import list_parts, silence_decoders
 from protofed.client.data.file_entry import SPLITS, FileEntry, Listing, Split, leaves_root, parse_split
 from protofed.client.data.folder import walk
 from protofed.client.data.labels import LabelMap, normalise
+from protofed.client.data.volumes import ImageTile, gives_several
 from protofed.common.config.data import ColumnPartition, Data, data_folder
+from protofed.common.config.tables import Frames
 from protofed.common.errors import DataError
 
 SEPARATORS = (",", ";", "\t")
@@ -30,7 +34,12 @@ _NEEDED, _OPTIONAL = ("path", "label"), ("split", "group")
 _DRIVE = re.compile(r"[A-Za-z]:")
 _SEPARATOR_LINE = re.compile(r"sep=([,;\t|])\s*", re.IGNORECASE)
 _WORKBOOKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # how .xlsx and .ods begin, and .xls
-_IMAGES = frozenset({".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif", ".webp", ".jp2", ".dcm", ".dicom"})
+_IMAGES = frozenset({".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif", ".webp", ".jp2", ".dcm", ".dicom"}) | {
+    *(".nii", ".svs", ".ndpi", ".mrxs", ".scn", ".bif", ".vms"),
+}
+_THREADS = 8  # that read headers
+_CORNER = ("x", "y")  # headings of a tile's left and upper edge
+MAX_PLACE = 1 << 29  # pixels; no slide is as wide
 _LISTED = "`protofed client check` lists these images under 'Groups'"
 
 
@@ -45,17 +54,20 @@ def read_manifest(file: Path, data: Data) -> list[FileEntry]:
     """
     records = _records(file, data)
     optional = [name for name in _OPTIONAL if any(cells.get(name) for _, cells in records)]
-    needed = (*_NEEDED, *(["site"] if isinstance(data.partition, ColumnPartition) else []))
-    files, rows = _Files(file.parent, file.parent.resolve()), dict[Path, int]()
+    needed = [*_NEEDED, *(["site"] if isinstance(data.partition, ColumnPartition) else [])]
+    needed += _CORNER if data.tile_size is not None else ()
+    files, rows = _Files(file.parent, file.parent.resolve()), dict[tuple[Path, str], int]()
     entries = list[FileEntry]()
     for row, cells in records:
         where = f"{file}, row {row}"
         if missing := [name for name in (*needed, *optional) if not cells[name]]:
             raise DataError(f"{where} has no {' and no '.join(missing)}; expected one in every row, or none at all")
         entry = _entry(row, cells, optional, files, data, where)
-        if entry.path in rows:
-            raise DataError(f"{where} has the path of row {rows[entry.path]}; expected every image once")
-        rows[entry.path] = row
+        key = entry.path, entry.part
+        if key in rows:
+            same = "path and tile" if entry.part else "path"
+            raise DataError(f"{where} has the {same} of row {rows[key]}; expected every image once")
+        rows[key] = row
         entries.append(entry)
     return entries
 
@@ -65,7 +77,7 @@ def _entry(
 ) -> FileEntry:
     name = _name(cells["path"], where)
     path, ambiguous = files.find(name)
-    if leaves_root(path, files.real):
+    if files.leaves_root(path):
         raise DataError(f"{where}: links lead its path out of the manifest's folder; expected a file in that folder")
     group = cells["group"] if "group" in optional else None
     if data.group_pattern is not None:
@@ -73,7 +85,20 @@ def _entry(
         group = match[1] if match else None
     site = normalise(cells["site"]) if "site" in cells else None
     label, split = _label(cells["label"], data), _split(cells, optional, where)
-    return FileEntry(path, name, label, split, group, row, site=site, ambiguous=ambiguous)
+    entry = FileEntry(path, name, label, split, group, row, site=site, ambiguous=ambiguous)
+    return entry if data.tile_size is None else entry.of_part(str(_tile(cells, data.tile_size, where)))
+
+
+def _tile(cells: Mapping[str, str], size: int, where: str) -> ImageTile:
+    corner = [_number(cells[axis]) for axis in _CORNER]
+    whole = [int(number) for number in corner if number is not None and 0 <= number < MAX_PLACE and number % 1 == 0]
+    if len(whole) != len(corner):
+        raise DataError(
+            f"{where}: its x and y are no place in an image; expected whole numbers of pixels of the full resolution, "
+            "from 0"
+        )
+    x, y = whole
+    return ImageTile(x, y, size, size)
 
 
 @dataclass(frozen=True)
@@ -84,14 +109,22 @@ class _Files:
     real: Path  # the root, resolved
 
     def find(self, name: str) -> tuple[Path, bool]:
-        """The file's path, and whether several files have this name; a path that leads nowhere if none has."""
-        if _is_there(self.root / name):
-            return self.root / name, False
+        """The path, and whether several files have this name; a path that leads nowhere if none has.
+
+        A folder, which is a series, counts where no file has the name.
+        """
         archive, _, inner = name.partition("/")  # tables of archives begin with the archive's own folder
-        if inner and archive in (self.root.name, self.real.name) and _is_there(self.root / inner):
-            return self.root / inner, False
-        matches = self._by_name.get(normalise(name), ())
-        return self.root / (matches[0] if len(matches) == 1 else name), len(matches) > 1
+        names = [name, *([inner] if inner and archive in (self.root.name, self.real.name) else [])]
+        for place in (self.root / name for name in names):
+            if _is_there(place):
+                return place, False
+        if matches := self._by_name.get(normalise(name), ()):
+            return self.root / (matches[0] if len(matches) == 1 else name), len(matches) > 1
+        return next((self.root / name for name in names if (self.root / name).is_dir()), self.root / name), False
+
+    def leaves_root(self, path: Path) -> bool:
+        """Whether links lead a file, or a file of a series' folder, out of the manifest's folder."""
+        return any(leaves_root(file, self.real) for file in (path, *_files_in(path)))
 
     @cached_property
     def _by_name(self) -> Mapping[str, Sequence[str]]:
@@ -99,10 +132,25 @@ class _Files:
         files: dict[str, list[str]] = {}
         for file in walk(self.root).files:
             path = PurePosixPath(normalise(file))
-            short = path.with_suffix("") if path.suffix.lower() in _IMAGES else path
+            short = _without_suffix(path)
             for name in {os.fspath(path), path.name, os.fspath(short), short.name}:
                 files.setdefault(name, []).append(file)
         return files
+
+
+def _files_in(path: Path) -> Sequence[Path]:
+    """What is in a folder. A file has nothing in it; nor has a folder that may not be read, whose decoding says why."""
+    try:
+        return list(path.iterdir()) if path.is_dir() else []
+    except OSError:
+        return []
+
+
+def _without_suffix(path: PurePosixPath) -> PurePosixPath:
+    """A path without the suffix of an image, if it has one; that of a compressed volume is `.nii.gz`."""
+    if path.suffix.lower() == ".gz" and path.stem.lower().endswith(".nii"):
+        return path.with_suffix("").with_suffix("")
+    return path.with_suffix("") if path.suffix.lower() in _IMAGES else path
 
 
 def _is_there(path: Path) -> bool:
@@ -120,6 +168,9 @@ def _records(file: Path, data: Data) -> list[tuple[int, Mapping[str, str]]]:
         names["group"] = data.group_column or "group"
     needed = [("path_column", data.path_column), *(("label_column", name) for name in labels)]
     needed += [("group_column", data.group_column)] if data.group_column is not None else []
+    if data.tile_size is not None:
+        names.update({axis: axis for axis in _CORNER})
+        needed += [("tile_size", axis) for axis in _CORNER]
     if isinstance(data.partition, ColumnPartition):
         names["site"] = data.site_column
         needed.append(("site_column", data.site_column))
@@ -140,7 +191,7 @@ def _check_heading(columns: Sequence[str], needed: Sequence[tuple[str, str]], na
     # The heading is not quoted: of a table without one it is the first patient's row.
     for key, name in [*needed, *(("", name) for name in names)]:
         if (count := columns.count(_folded(name))) > 1 or (key and not count):
-            other = f"; data.{key} names another" if key else ""
+            other = f"; data.{key} {'needs it' if key == 'tile_size' else 'names another'}" if key else ""
             raise DataError(f"{where}: expected one column '{name}' in the heading{other}")
 
 
@@ -286,8 +337,11 @@ class Scan:
         return [item for item in self.items if item.name not in refused]
 
 
-def scan(data: Data, class_names: Sequence[str], classes: int) -> Scan:
-    """List the files of a source `folder` or `manifest` and map their labels; no file is opened.
+def scan(data: Data, class_names: Sequence[str], classes: int, frames: Frames = "one") -> Scan:
+    """List the examples of a source `folder` or `manifest` and map their labels.
+
+    Headers are read where `frames` may give several examples a file; otherwise no file is opened. Where a file may give
+    several examples and the data have no groups, the file or series itself is the group: its examples stay together.
 
     Unmapped labels and wrong groups are no errors here, so that `protofed client check` can show all of them at once;
     `Scan.check` refuses them.
@@ -295,9 +349,11 @@ def scan(data: Data, class_names: Sequence[str], classes: int) -> Scan:
     Args:
         class_names: the run's class names, in the order of their indices.
         classes: C.
+        frames: the run's `input.frames`.
 
     Raises:
-        DataError: no root, no class_names, a manifest with wrong rows, paths or links that lead out of the root.
+        DataError: no root, no class_names, a manifest with wrong rows, paths or links that lead out of the root; or a
+            library is not installed, which a header needs.
     """
     if not class_names or len(class_names) != classes:
         raise DataError(
@@ -305,7 +361,10 @@ def scan(data: Data, class_names: Sequence[str], classes: int) -> Scan:
         )
     labels = LabelMap.of(data, class_names)
     listing = list_files(data)
-    items = [_item(entry, labels.classes[entry.label]) for entry in listing.entries if entry.label in labels.classes]
+    mapped = [entry for entry in listing.entries if entry.label in labels.classes]
+    if data.tile_size is not None or gives_several(frames):
+        mapped = _grouped_by_file(mapped, data)
+    items = [_item(entry, labels.classes[entry.label]) for entry in _parts(mapped, frames)]
     other_labels = Counter(entry.label for entry in listing.entries if entry.label not in labels.classes)
     ignored = Counter({label: files for label, files in other_labels.items() if label in labels.ignored})
     return Scan(
@@ -321,19 +380,49 @@ def scan(data: Data, class_names: Sequence[str], classes: int) -> Scan:
     )
 
 
+def _grouped_by_file(entries: list[FileEntry], data: Data) -> list[FileEntry]:
+    """The entries, each file or series a group of its own where the data have no groups."""
+    if data.group_pattern is not None or any(entry.group is not None for entry in entries):
+        return entries
+    root = _root(data)
+    top = root if root.is_dir() else root.parent  # not the path itself: no group may change where a folder is moved
+    return [replace(entry, group=normalise(entry.path.relative_to(top).as_posix())) for entry in entries]
+
+
+def _parts(entries: Sequence[FileEntry], frames: Frames) -> Iterator[FileEntry]:
+    """Each entry's examples, in order; an entry of a tile is one already."""
+    if not gives_several(frames):
+        yield from entries
+        return
+    with silence_decoders(), ThreadPoolExecutor(_THREADS) as pool:
+        for entry, parts in zip(entries, pool.map(partial(_list_parts, frames=frames), entries), strict=True):
+            yield from map(entry.of_part, parts)
+
+
+def _list_parts(entry: FileEntry, frames: Frames) -> Sequence[str]:
+    return ("",) if entry.part else list_parts(entry.path, frames)
+
+
 def list_files(data: Data) -> Listing:
     """All files of a source `folder` or `manifest` with their own labels.
 
     Raises:
         DataError: as `scan`, except for labels.
     """
+    root = _root(data)
+    if data.source == "folder":
+        by_site = isinstance(data.partition, ColumnPartition)
+        return folder.read(root, data.group_pattern, by_site=by_site, series=data.series is not None)
+    return Listing(read_manifest(root, data))
+
+
+def _root(data: Data) -> Path:
+    """The folder of images, or the manifest."""
     root = with_root(data).root
     if root is None:
         what = "folder with a folder of images for each class" if data.source == "folder" else "manifest, a .csv file"
         raise DataError(f"source {data.source} has no data.root; set it to the {what}")
-    if data.source == "folder":
-        return folder.read(root, data.group_pattern, by_site=isinstance(data.partition, ColumnPartition))
-    return Listing(read_manifest(root, data))
+    return root
 
 
 def with_root(data: Data) -> Data:

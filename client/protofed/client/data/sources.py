@@ -27,7 +27,7 @@ from protofed.client.data import arrays, image_files
 from protofed.client.data.decoding import Pixels, decode_file, deepened, open_image, silence_decoders
 from protofed.client.data.examples import Examples, as_tensor, check_shape, join, no_examples
 from protofed.client.data.file_entry import TooManyUnreadableError, UnreadableImageError
-from protofed.client.data.hold_out import Units, check_apart, units_of_files, units_of_groups
+from protofed.client.data.hold_out import Units, check_apart, units_of_contents, units_of_files, units_of_groups
 from protofed.client.data.image_cache import CachedImages, ImageCache, Picture, Report, depth_of_first
 from protofed.client.data.image_files import IndexedFile, Scan, scan
 from protofed.client.data.labels import normalise
@@ -74,7 +74,7 @@ def read_files(
         DataError: as `scan` and, but for noise, `Scan.check`; or there are no images.
         TooManyUnreadableError: more cannot be read than `data.max_unreadable_fraction` allows.
     """
-    files = scan(data, class_names, len(class_names))
+    files = scan(data, class_names, len(class_names), input_.frames)
     if files.left_out:
         log.info("deleted files, and files that are no images by their name, are left out", count=len(files.left_out))
     if not noisy:
@@ -197,7 +197,7 @@ def _units(items: Sequence[IndexedFile], cache: ImageCache | None) -> Units:
     if items and items[0].group is not None:
         return units_of_groups(np.array([item.group for item in items]))
     paths = [item.path for item in items]
-    return units_of_files(paths) if cache is None else np.array(cache.contents(paths))
+    return units_of_files(paths) if cache is None else units_of_contents(cache.contents(paths))
 
 
 def _warn_of_left_out(files: Scan, usable: int, reasons: Sequence[str | None]) -> None:
@@ -352,13 +352,13 @@ def _first_shape(data: Data) -> Input:
     for entry in entries[:_TRIED]:
         try:
             with silence_decoders():
-                image = open_image(entry.path, None)
+                image = open_image(entry.path, None, "middle", entry.part)
         except UnreadableImageError:
             continue
         channels = 3 if image.mode == "RGB" else 1
         shrunk = max(1.0, image.height / _LONGEST, image.width / _LONGEST)
         height, width = (max(1, round(side / shrunk)) for side in (image.height, image.width))
-        return Input(shape=(channels, height, width), fit="stretch", colours="convert")
+        return Input(shape=(channels, height, width), fit="stretch", colours="convert", frames="middle")
     raise DataError(f"{data.root}: none of the first {min(_TRIED, len(entries))} files is an image that can be read")
 
 

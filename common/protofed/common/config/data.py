@@ -152,6 +152,10 @@ def _check_source(source: str) -> str:
 
 
 _Heading: TypeAlias = Annotated[str, Field(min_length=1)]
+_OF_ONE_SOURCE = (
+    ("series", "folder", "remove it. In a manifest the path of a row may be the folder of a series"),
+    ("tile_size", "manifest", "remove it, or list the tiles in a manifest"),
+)
 _COLUMNS = ("path_column", "label_column", "group_column", "site_column")
 
 
@@ -179,6 +183,12 @@ class Data(StrictModel):
     )
     group_column: _Heading | None = None  # manifest only: heading of the group; None: `group`, if there is one
     site_column: _Heading = "site"  # manifest only: heading of the site's column, with partition "column"
+    series: Literal["folder"] | None = (
+        None  # folder only: "folder": the DICOM files of each folder below a class's folder are one volume
+    )
+    tile_size: Annotated[int, Field(ge=1, le=10_000)] | None = (
+        None  # manifest only: side of the square tile at a row's columns x and y, in pixels of the full resolution
+    )
     preprocessing_digest: Annotated[str, Field(min_length=1)] | None = (
         None  # digest that a run's must equal, or it is refused
     )
@@ -219,6 +229,9 @@ class Data(StrictModel):
         columns = [key for key in _COLUMNS if getattr(self, key) != type(self).model_fields[key].default]
         if columns and self.source != "manifest":
             raise ValueError(f"{columns[0]} is of source manifest; remove it")
+        for key, source, instead in _OF_ONE_SOURCE:
+            if getattr(self, key) is not None and self.source != source:
+                raise ValueError(f"{key} is of source {source}; {instead}")
         if "site_column" in columns and not isinstance(self.partition, ColumnPartition):
             raise ValueError('site_column is of partition = { kind = "column" }; set that, or remove it')
         if both := sorted(self.ignore_labels & set(self.label_map)):

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    SecretStr,
+    SerializerFunctionWrapHandler,
+    Tag,
+    model_serializer,
+    model_validator,
+)
 
 # Any input becomes a str first, which is always valid: an error of validation would quote it.
 Secret: TypeAlias = Annotated[SecretStr, BeforeValidator(str)]
@@ -67,6 +78,31 @@ def _check_plain(name: str, value: object, depth: int = 0) -> None:
         _check_plain(name, item, depth + 1)
 
 
+class EveryFrame(StrictModel):
+    """`frames = { every = n }`: the first frame of a file, and each n-th frame after it, is an example."""
+
+    every: Annotated[int, Field(ge=1, le=10_000)]  # frames from one example to the next
+
+
+FrameRule: TypeAlias = Literal["one", "middle", "max", "mean", "all"]
+
+
+def _frames_tag(value: Any) -> str | None:
+    if isinstance(value, EveryFrame) or (isinstance(value, dict) and len(value) == 1):
+        return "table"
+    return "name" if value in get_args(FrameRule) else None
+
+
+Frames: TypeAlias = Annotated[
+    Annotated[FrameRule, Tag("name")] | Annotated[EveryFrame, Tag("table")],
+    Discriminator(
+        _frames_tag,
+        custom_error_type="frames",
+        custom_error_message='expected "one", "middle", "max", "mean", "all", or { every = n }',
+    ),
+]
+
+
 class Input(StrictModel):
     """`[input]`: the shape and normalisation that every site brings its images to; the run fixes it for all sites."""
 
@@ -82,6 +118,15 @@ class Input(StrictModel):
     window: tuple[Level, Width] | None = (
         None  # centre and width of the values that become 0..1, in the files' own units
     )
+    frames: Frames = "one"  # which frames of a file or series count as images; one: a file of several frames is refused
+
+    @model_serializer(mode="wrap")
+    def _without_default_frames(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the key at its default: runs of one image a file keep the digests that sites may have pinned."""
+        fields: dict[str, Any] = dump(self)
+        if self.frames == "one":
+            fields.pop("frames", None)
+        return fields
 
     @model_validator(mode="after")
     def _channels(self) -> Input:

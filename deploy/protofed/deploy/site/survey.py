@@ -97,7 +97,9 @@ def survey_files(
             for image in pool.map(partial(_of_file, read=read), items[first : first + AHEAD]):
                 images.append(image)
                 on_image()
-    return Survey(images, scan.ignored, scan.unmapped, lambda place: decode(items[place].path, input_))
+    return Survey(
+        images, scan.ignored, scan.unmapped, lambda place: decode(items[place].path, input_, items[place].part)
+    )
 
 
 def _decoded(item: IndexedFile, input_: Input) -> Pixels:
