@@ -223,7 +223,7 @@ def test_frames_of_a_file_are_never_divided(noisy: bool, tmp_path: Path) -> None
     data = settings("folder", stacks(tmp_path, 40), local_test_fraction=0.3)
     site = load_site(data, 0, rule("all"), 2, RUN, noisy=noisy)
     assert site.local_test is not None
-    train, test = ([int(shade) // 3 for shade in part.images[:, 0, 0, 0]] for part in (site.train, site.local_test))
+    train, test = ([int(shade) // 3 for shade in part.pixels()[:, 0, 0, 0]] for part in (site.train, site.local_test))
     assert len(train) + len(test) == 120
     assert not set(train) & set(test)
     assert all((train + test).count(file) == 3 for file in range(40))
