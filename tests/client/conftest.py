@@ -13,11 +13,11 @@ from tests.support.clock import Clock
 from torch import Tensor, nn
 
 from protofed.client.agent import scores
-from protofed.client.data.site_data import Augment, Batch, Examples, SiteData
+from protofed.client.data.site_data import Batch, Examples, SiteData
 from protofed.client.models.split import SplitModel
 from protofed.client.policy.approval import FOLDER, Approvals
 from protofed.client.training.context import FitContext
-from protofed.common.config.recipe import Plan, Sampling
+from protofed.common.config.recipe import AugmentationSetting, Plan, Sampling
 from protofed.common.config.tables import Input
 
 ONE_PIXEL = Input(shape=(1, 1, 1), mean=(0.0,), std=(1.0,))
@@ -29,7 +29,7 @@ class InOrder(SiteData):
         self,
         size: int,
         rng: torch.Generator,
-        augmentation: Augment = "none",
+        augmentation: AugmentationSetting = "none",
         drop_last: bool = False,
         sampling: Sampling = "shuffled",
     ) -> Iterator[Batch]:

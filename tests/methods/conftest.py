@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protofed.client.data.site_data import Augment, Batch, Examples, SiteData
+from protofed.client.data.site_data import Batch, Examples, SiteData
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
-from protofed.common.config.recipe import Plan, Sampling
+from protofed.common.config.recipe import AugmentationSetting, Plan, Sampling
 from protofed.common.config.tables import Input
 
 
@@ -28,7 +28,7 @@ class Exact(SiteData):
         self,
         size: int,
         rng: torch.Generator,
-        augmentation: Augment = "none",
+        augmentation: AugmentationSetting = "none",
         drop_last: bool = False,
         sampling: Sampling = "shuffled",
     ) -> Iterator[Batch]:

@@ -207,11 +207,34 @@ def fit_to_input(image: Image, input_: Input) -> Pixels:
     """
     image = _coloured(image, input_)
     if input_.window is not None and image.mode != "F":
-        array = _windowed(np.asarray(image), input_.window)
-        planes = [_fitted(_floats(plane), input_) for plane in np.atleast_3d(array).transpose(2, 0, 1)]
-        pixels = np.stack(planes)
-    else:
-        pixels = np.atleast_3d(_fitted(image, input_)).transpose(2, 0, 1)
+        return fit_planes(np.atleast_3d(_windowed(np.asarray(image), input_.window)).transpose(2, 0, 1), input_)
+    if input_.prepare:
+        return fit_planes(np.atleast_3d(np.asarray(image)).transpose(2, 0, 1), input_)
+    return _spread(np.atleast_3d(_fitted(image, input_)).transpose(2, 0, 1), input_)
+
+
+def fit_planes(pixels: Pixels, input_: Input) -> Pixels:
+    """Prepare an image of the run's colours by `input.prepare`, then fit its size.
+
+    Args:
+        pixels: [channels, H, W], uint8 or float32 in 0..1; of grey for a colour run, one channel is enough.
+
+    Returns:
+        [channels, H, W] as of `decode`.
+
+    Raises:
+        ConfigError, DataError: as of `Preparation`.
+        UnreadableImageError: of a size that the run accepts only with another `input.fit`.
+    """
+    if input_.prepare:
+        from protofed.client.data.preparation import Preparation  # PyTorch, which decoding alone does not need
+
+        pixels = Preparation.of(input_)(np.broadcast_to(pixels, (input_.shape[0], *pixels.shape[1:])))
+    return _spread(np.stack([_fitted(_as_image(plane), input_) for plane in pixels]), input_)
+
+
+def _spread(pixels: Pixels, input_: Input) -> Pixels:
+    """Grey repeated for each of the run's channels."""
     return np.ascontiguousarray(np.broadcast_to(pixels, input_.shape))
 
 
@@ -285,7 +308,7 @@ def _check_header(image: Image) -> None:
 def _simplified(image: Image, grey: StoredGrey, window: tuple[float, float] | None) -> Image:
     """Pillow's many modes reduced to L, RGB, or F in 0..1."""
     if image.mode in (*DEEP, "I", "F"):
-        return _floats(_deep(image, grey, window))
+        return _as_image(_deep(image, grey, window))
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         image = _opaque(image)
     if image.mode == "P":
@@ -348,8 +371,8 @@ def _windowed(values: NDArray[Any], window: tuple[float, float]) -> NDArray[np.f
     return dicom.linear(values, *window).clip(0, 1).astype(np.float32)
 
 
-def _floats(plane: NDArray[np.float32]) -> Image:
-    """A plane [H, W] as an image of mode F."""
+def _as_image(plane: Pixels) -> Image:
+    """A plane [H, W] as an image of mode L or F."""
     from PIL import Image
 
     return Image.fromarray(np.ascontiguousarray(plane))

@@ -12,10 +12,9 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from protofed.client.data.augmentation import AUGMENTATIONS, Augmentation, normaliser
+from protofed.client.data.augmentation import Augmentation, build_augmentation, normaliser
 from protofed.client.device import page_locked
-from protofed.common.config.recipe import Augment as Augment
-from protofed.common.config.recipe import Sampling
+from protofed.common.config.recipe import AugmentationSetting, Sampling
 from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
 
@@ -263,7 +262,7 @@ class SiteData:
         self,
         size: int,
         rng: torch.Generator,
-        augmentation: Augment = "none",
+        augmentation: AugmentationSetting = "none",
         drop_last: bool = False,
         sampling: Sampling = "shuffled",
     ) -> Iterator[Batch]:
@@ -274,7 +273,7 @@ class SiteData:
         Args:
             size: examples a batch; all of them if there are fewer.
             rng: of the CPU.
-            augmentation: one of `AUGMENTATIONS`, or none.
+            augmentation: as `plan.augmentation`.
             drop_last: leave out a last batch that is smaller than the others.
             sampling: of the examples.
 
@@ -291,19 +290,19 @@ class SiteData:
         order = order[: count - count % size if drop_last else count]
         if augmentation == "none":
             return self._plain(order, size)
-        transform = AUGMENTATIONS[augmentation]
+        transform = build_augmentation(augmentation)
         return self._augmented(order, size, transform, transform.draw(len(order), rng))
 
-    def at(self, rows: Tensor, augmentation: Augment = "none", moves: Tensor | None = None) -> Batch:
+    def at(self, rows: Tensor, augmentation: AugmentationSetting = "none", moves: Tensor | None = None) -> Batch:
         """The training examples of these rows, [B] int64 on the CPU, B at least 1, in this order.
 
         Args:
-            augmentation: one of `AUGMENTATIONS`, or none.
+            augmentation: as `plan.augmentation`.
             moves: what its `draw` gave for these rows, on the CPU; None: none.
         """
         if augmentation == "none" or moves is None:
             return next(self._plain(rows, len(rows)))
-        return next(self._augmented(rows, len(rows), AUGMENTATIONS[augmentation], moves))
+        return next(self._augmented(rows, len(rows), build_augmentation(augmentation), moves))
 
     def ordered(self, examples: Examples, size: int) -> Iterator[Batch]:
         """One pass over `examples` of this site in their order, without augmentation: for scores and class means."""
