@@ -131,9 +131,10 @@ def images(count: int = 4, dtype: torch.dtype = torch.uint8) -> Tensor:
     return values if dtype == torch.uint8 else values / 255
 
 
-def generators() -> tuple[list[int], str, object]:
+def generators() -> tuple[list[int], list[int], int, object]:
     """Where the default generators of PyTorch, NumPy and Python are."""
-    return torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()
+    state = np.random.get_state(legacy=False)["state"]
+    return torch.get_rng_state().tolist(), state["key"].tolist(), state["pos"], random.getstate()
 
 
 def prepared(*steps: NamedTransform, of: NDArray[Any] | None = None) -> NDArray[Any]:
