@@ -32,6 +32,7 @@ from protofed.client.policy.rules import Limits, PolicyRules, PrivacyBudget, Win
 from protofed.common import failpoint
 from protofed.common.config import data, recipe, settings
 from protofed.common.config.tables import Input
+from protofed.common.config.transforms import OPTIONS, is_random
 from protofed.common.monitoring import table as metrics_table
 from protofed.common.protocol.messages import Telemetry
 from protofed.deploy.cli.main import app
@@ -168,6 +169,19 @@ def partitions() -> str:
 def sources() -> str:
     """What `data.source` may be."""
     return ", ".join(f"`{name}`" for name in sorted(data.SOURCES))
+
+
+def transforms() -> str:
+    """What a recipe may name as a transform, with its options."""
+    rows = [
+        [
+            f"`{name}`",
+            "random" if is_random(name) else "deterministic",
+            ", ".join(f"`{one}`" for one in sorted(options)),
+        ]
+        for name, options in OPTIONS.items()
+    ]
+    return table(["transform", "results", "options"], rows)
 
 
 def policy() -> str:
@@ -339,6 +353,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "recipe": recipes,
     "partitions": partitions,
     "sources": sources,
+    "transforms": transforms,
     "server-settings": lambda: keys(settings.ServerSettings, "PROTOFED_SERVER_"),
     "client-settings": lambda: keys(settings.ClientSettings, "PROTOFED_CLIENT_"),
     "monitoring-settings": lambda: keys(settings.Monitoring),

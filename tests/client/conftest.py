@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from protofed.client.agent import scores
 from protofed.client.data.examples import Examples
-from protofed.client.data.site_data import Augment, Batch, SiteData
+from protofed.client.data.site_data import Batch, SiteData
 from protofed.client.models.split import SplitModel
 from protofed.client.policy.approval import FOLDER, Approvals
 from protofed.client.training.context import FitContext
-from protofed.common.config.recipe import Plan, Sampling
+from protofed.common.config.recipe import AugmentationSetting, Plan, Sampling
 from protofed.common.config.tables import Input
 
 ONE_PIXEL = Input(shape=(1, 1, 1), mean=(0.0,), std=(1.0,))
@@ -30,7 +30,7 @@ class InOrder(SiteData):
         self,
         size: int,
         rng: torch.Generator,
-        augmentation: Augment = "none",
+        augmentation: AugmentationSetting = "none",
         drop_last: bool = False,
         sampling: Sampling = "shuffled",
     ) -> Iterator[Batch]:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.support.own_packages import write_metadata
 from tests.support.processes import Processes
 from tests.support.warm_processes import WarmProcess
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, StateError
+from protofed.common.plugins import PluginKind
 from protofed.deploy import shipped
-from protofed.deploy.templates.new import METHOD_TEMPLATES, new_method
+from protofed.deploy.templates.new import PACKAGES, new_package
 from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.reader import LedgerReader
 from protofed.testing.small_recipe import small_recipe
@@ -38,20 +39,10 @@ assert not [name for name in sys.modules if name.startswith("ourprox.") and name
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package `ourprox` as it is written, on the path of processes, with the metadata that pip would install."""
-    files = new_method("ourprox", tmp_path / "own")
+    files = new_package(PluginKind.METHOD, "ourprox", tmp_path / "own")
     root = files[0].parent
-    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    info = root / "ourprox-0.1.0.dist-info"
-    info.mkdir()
-    name, version = project["name"], project["version"]
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    points = [
-        line
-        for group, of_group in project["entry-points"].items()
-        for line in (f"[{group}]", *(f"{key} = {path}" for key, path in of_group.items()))
-    ]
-    (info / "entry_points.txt").write_text("\n".join(points))
-    monkeypatch.setenv("PYTHONPATH", str(root))
+    write_metadata(root)
+    monkeypatch.setenv("PYTHONPATH", f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     return root
 
@@ -94,7 +85,7 @@ def simulated(processes: Processes, recipe: Path, state: Path) -> str:
 
 def test_the_package_passes_the_conformance_suite_as_it_is_written(package: Path) -> None:
     files = [path for path in package.rglob("*") if path.is_file() and "dist-info" not in str(path)]
-    assert len(files) == len(list(METHOD_TEMPLATES.glob("*.tmpl")))
+    assert len(files) == len(PACKAGES[PluginKind.METHOD])
     assert not [path for path in files if "$" in path.read_text(encoding="utf-8")], "every template is filled in"
     done = python("-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", cwd=package)
     assert done.returncode == 0, done.stdout[-3000:]
@@ -147,21 +138,21 @@ TAKEN = ["fednh", "json", "numpy", "protofed"]
 @pytest.mark.parametrize("name", [*REFUSED, *TAKEN])
 def test_a_name_that_cannot_be_a_package_or_is_taken_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        new_method(name, tmp_path / "own")
+        new_package(PluginKind.METHOD, name, tmp_path / "own")
     assert not (tmp_path / "own").exists()
 
 
 def test_a_folder_that_exists_is_left_alone_and_one_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "my-method").mkdir()
     with pytest.raises(ConfigError, match="exists"):
-        new_method("my-method", tmp_path)
+        new_package(PluginKind.METHOD, "my-method", tmp_path)
     assert not os.listdir(tmp_path / "my-method")
     (tmp_path / "file").touch()
     with pytest.raises(StateError, match="--into"):
-        new_method("my-method", tmp_path / "file")
+        new_package(PluginKind.METHOD, "my-method", tmp_path / "file")
 
 
 def test_hyphens_become_what_python_takes(tmp_path: Path) -> None:
-    files = new_method("my-method-2", tmp_path)
+    files = new_package(PluginKind.METHOD, "my-method-2", tmp_path)
     assert tmp_path / "my-method-2" / "my_method_2" / "client.py" in files
     assert "class MyMethod2Client" in (tmp_path / "my-method-2" / "my_method_2" / "client.py").read_text()

@@ -1,4 +1,4 @@
-"""`python -m tests.e2e.tutorials`: follows both tutorials with an installed wheel, outside the repository.
+"""`python -m tests.e2e.tutorials`: follows the tutorials with an installed wheel, outside the repository.
 
 It builds the wheel, installs it into an environment of its own in an empty folder, and types what the pages say, with a
 site killed where they say so. It prints how many commands that were, and how long they took; exit code 0: all went well
@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("simulate", "pilot")
-EXTRAS = "client,report,export"
+PAGES = ("simulate", "pilot", "bring-your-own")
+EXTRAS = "client,report,export,monai"
 PATIENCE_S = 600.0
 BLOCK = re.compile(r"^```\w*\n# (?P<head>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 OWN_TERMINAL, FILE, FIRST = "in a terminal of its own: ", "file ", "first in each terminal"

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from protofed.client.data.examples import Examples
-from protofed.client.data.site_data import Augment, Batch, SiteData
+from protofed.client.data.site_data import Batch, SiteData
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
-from protofed.common.config.recipe import Plan, Sampling
+from protofed.common.config.recipe import AugmentationSetting, Plan, Sampling
 from protofed.common.config.tables import Input
 
 
@@ -29,7 +29,7 @@ class Exact(SiteData):
         self,
         size: int,
         rng: torch.Generator,
-        augmentation: Augment = "none",
+        augmentation: AugmentationSetting = "none",
         drop_last: bool = False,
         sampling: Sampling = "shuffled",
     ) -> Iterator[Batch]:

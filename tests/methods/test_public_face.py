@@ -44,7 +44,7 @@ server_methods towards unit weigh weighted_mean weights
 
 
 MODELS = "ConfigError Input SplitModel"
-DATA = "Data DataError DataSplit Examples"
+DATA = "Data DataError DataSplit Examples Input read_dataset"
 FACES = [(client_face, CLIENT), (server_face, SERVER), (model_face, MODELS), (data_face, DATA)]
 
 

@@ -17,6 +17,8 @@ import numpy as np
 import structlog
 import torch
 
+from protofed.client.data.augmentation import build_augmentation
+from protofed.client.data.examples import CONTRAST_IMAGES, Examples
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import ClientMethod, client_methods, compute_dp_cost
 from protofed.client.models.catalogue import architectures
@@ -31,7 +33,7 @@ from protofed.client.training.context import Checkpoints, FitContext, FitProgres
 from protofed.client.training.dp import MAX_STEPS, SIMULATED_SECRET, DpContext, DpNoise, NoiseShare, fit_seed
 from protofed.client.training.noisy_steps import check_model as check_noisy_model
 from protofed.common.codec import Digest, digest, encode
-from protofed.common.config.recipe import MAX_ROUNDS, DpCost, Recipe, parse_json
+from protofed.common.config.recipe import MAX_ROUNDS, DpCost, Plan, Recipe, parse_json
 from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import (
     CodecError,
@@ -349,7 +351,7 @@ def _refused_by_images(recipe: Recipe, site: Site, data: SiteData, facts: RunFac
         return None
     try:
         # With noise no limit asks the images: it stands for them.
-        contrast = data.train.contrast() if recipe.plan.dp is None else None
+        contrast = _contrast(data.train, recipe.plan) if recipe.plan.dp is None else None
         of_images = replace(facts, examples=len(data.train), contrast=contrast)
         run_limits.admit(recipe, site.policy.rules.limits, of_images)
     except PolicyRefusedError as refusal:
@@ -357,6 +359,16 @@ def _refused_by_images(recipe: Recipe, site: Site, data: SiteData, facts: RunFac
             raise
         return refusal
     return None
+
+
+def _contrast(train: Examples, plan: Plan) -> float:
+    """By how much two images differ as a fit sees them: transforms can make them alike, as a window can."""
+    if isinstance(plan.augmentation, str):
+        return train.contrast()
+    seen, augmentation = train.sample(CONTRAST_IMAGES, seed=0), build_augmentation(plan.augmentation)
+    moves = augmentation.draw(len(seen), torch.Generator().manual_seed(0))
+    moved = augmentation.move(seen.images, moves)
+    return min(train.contrast(), Examples(moved, seen.labels).contrast())
 
 
 def _seed(site: Site, run: str, recipe: Recipe) -> int:

@@ -1,8 +1,8 @@
-"""Plug-ins: methods, models, datasets and partitions of packages outside protofed, named in a recipe.
+"""Plug-ins: methods, models, datasets, partitions and transforms of packages outside protofed, named in a recipe.
 
 A recipe names a plug-in as it names what comes with protofed, by an entry point of an installed package:
 
-    [project.entry-points."protofed.methods"]      # or protofed.models, protofed.datasets, protofed.partitions
+    [project.entry-points."protofed.methods"]      # or .models, .datasets, .partitions, .transforms
     fedprox = "fedprox:METHOD"
 
 or without one by its path, `package.module:attribute`. What the path must hold:
@@ -10,10 +10,13 @@ or without one by its path, `package.module:attribute`. What the path must hold:
 - method: a `MethodPlugin`. Its client and server algorithms are imported separately, because the server has no torch
   and a site does not import the server;
 - model: a factory(input, classes, **options) that returns a `protofed.client.models.split.SplitModel`;
-- dataset: a function(data) of a `protofed.common.config.data.Data` (with `data.options`) that returns two
-  `protofed.client.data.split.DataSplit`, training and test; either may be None;
+- dataset: a function(data) of a `protofed.common.config.data.Data` (with `data.options`) that returns a
+  `torch.utils.data.Dataset` of images, labels and, if it knows them, patients; or two of them, training and test, of
+  which either may be None; or two `protofed.client.data.split.DataSplit`;
 - partition: a function(labels, rng, **options) of labels [N], int64, and a `numpy.random.RandomState` that returns for
-  each site the indices of its examples, int64.
+  each site the indices of its examples, int64;
+- transform: a factory(**options) that returns a function of an image [channels, H, W], a tensor of uint8 or of float32
+  in 0..1, that returns such an image.
 
 A process imports only plug-ins that it allows by name. A daemon has their names in `plugins`, in the site's policy or
 the server's settings. `simulate` allows the names in its user's recipe. A recipe that comes from elsewhere selects
@@ -47,6 +50,7 @@ class PluginKind(StrEnum):
     MODEL = "model"
     DATASET = "dataset"
     PARTITION = "partition"
+    TRANSFORM = "transform"
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,11 @@ def allow(names: Iterable[str]) -> None:
         names: as in recipes; names that come with protofed have no effect.
     """
     _allowed.update(names)
+
+
+def allowed() -> frozenset[str]:
+    """The names that this process may load, for another process of the same owner."""
+    return frozenset(_allowed)
 
 
 def is_allowed(name: str) -> bool:

@@ -13,8 +13,8 @@ from torch import Tensor
 from protofed.client.data import examples, site_data
 from protofed.client.data.augmentation import AUGMENTATIONS, normaliser
 from protofed.client.data.examples import Examples
-from protofed.client.data.site_data import Augment, SiteData, class_balanced, fits
-from protofed.common.config.recipe import Sampling
+from protofed.client.data.site_data import SiteData, class_balanced, fits
+from protofed.common.config.recipe import Augment, Sampling
 from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
 

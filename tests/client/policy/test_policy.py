@@ -95,6 +95,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         (VALID + 'schedule = [{ from = "20:00" }]', "'schedule.0.until' is missing"),
         (VALID + 'schedule = [{ from = "20:00", until = "6 am" }]', r"schedule\.0\.until = '6 am'"),
         (VALID + 'telemetry = ["samples"]', "telemetry.0 = 'samples': .*'gpu_memory_bytes', 'disk_free_bytes', "),
+        (VALID + '[limits]\ntransforms = ["monai/RandFlp"]', r"limits\.transforms.*did you mean 'monai/RandFlip'"),
         *[(VALID + BUDGET.replace(*change), r"dp\.") for change in MEANINGLESS],
         ("", "'methods' is missing"),
         ("methods = [", "is not TOML"),

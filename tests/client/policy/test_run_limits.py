@@ -23,6 +23,7 @@ from protofed.common.config.tables import Model
 from protofed.common.payload import Part
 from protofed.deploy import shipped
 
+MINE = {"plugins": frozenset({"mine:clahe"})}
 OPEN = unlimited(set(architectures))
 DIGEST, OTHER = Digest("a" * 64), "b" * 64
 FACTS = RunFacts(DIGEST, frozenset({Part.BODY, Part.HEAD}), cohort=3, examples=100, contrast=0.2, features=32)
@@ -30,10 +31,22 @@ RECIPE: dict[str, Any] = {
     "name": "run",
     "rounds": 10,
     "classes": 3,
-    "input": {"shape": [1, 16, 24], "mean": [0.5], "std": [0.25]},
+    "input": {
+        "shape": [1, 16, 24],
+        "mean": [0.5],
+        "std": [0.25],
+        "prepare": [{"transform": "torchvision/Pad", "padding": 1}],
+    },
     "method": {"name": "fedprp", "intra": 8.0, "temperature": 0.25},
     "model": {"name": "mlp", "hidden": [64, 32]},
-    "plan": {"epochs": 2, "batch_size": 32, "lr": 0.1, "weight_decay": 0.001, "max_grad_norm": 5.0},
+    "plan": {
+        "epochs": 2,
+        "batch_size": 32,
+        "lr": 0.1,
+        "weight_decay": 0.001,
+        "max_grad_norm": 5.0,
+        "augmentation": [{"transform": "monai/RandFlip"}],
+    },
 }
 POLICIES = {path.stem: Policy.read(path).rules for path in shipped.folder("policies").glob("*.toml")}
 # Points on a line have two coordinates, which is no image.
@@ -60,6 +73,8 @@ def refused(asked: Recipe, allowed: Limits, facts: RunFacts = FACTS) -> str:
     [
         ("models", ["mlp"], ["resnet18"]),
         ("models", ["mlp", "resnet18"], []),
+        ("transforms", ["torchvision/*", "monai/RandFlip"], ["torchvision/*"]),
+        ("transforms", ["torchvision/Pad", "monai/*"], []),
         ("max_width", 64, 63),
         ("min_features_per_class", 32 / 3, 11),
         ("sides", [16, 24], [17, 24]),
@@ -100,6 +115,8 @@ def test_without_limits_nothing_is_refused_and_a_silent_policy_has_the_standard_
     [
         ({}, {"robust": ["clip"]}, {"sends": frozenset()}),
         ({}, {"models": ["resnet18"]}, {"plugins": frozenset({"mlp"})}),  # which the policy names
+        ({"input": {"shape": [1, 16, 16], "prepare": [{"transform": "mine:clahe"}]}}, {}, MINE),
+        ({"input": {"shape": [1, 16, 16]}, "plan": {"augmentation": "crop-flip"}}, {"transforms": []}, {}),
         ({}, {"min_step_sum": 1e9}, {"sends": frozenset({Part.BODY})}),  # neither head nor prototypes
         ({"method": {"name": "fedprp", "intra": 0.0, "flag": True}}, {"max_method_number": 1}, {}),  # an option is off
     ],

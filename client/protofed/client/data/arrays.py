@@ -15,10 +15,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import Dataset
 
+from protofed.client.data.datasets import read_dataset
 from protofed.client.data.examples import Examples
 from protofed.client.data.split import Column, DataSplit
 from protofed.common.config.data import SOURCES, Data
+from protofed.common.config.tables import Input
 from protofed.common.errors import DataError, unknown
 from protofed.common.plugins import PluginKind, error_line, load
 from protofed.common.version import install_hint
@@ -28,6 +31,7 @@ Halves: TypeAlias = tuple[DataSplit | None, DataSplit | None]
 
 _TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
 _COLUMNS = ("site", "group")
+_HALVES = "a torch.utils.data.Dataset, or two of them or DataSplits, training and test; either may be None"
 _ARMS, _ARM_POINTS = 6, 800
 _ARM_TURN = 0.55 * 2 * np.pi  # radians of an arm from its inner to its outer end
 _ANGLE_STD = 0.1  # radians; neighbouring arms are 2 pi / 6 = 1.05 apart, so that classes do not overlap
@@ -46,8 +50,11 @@ _FOREIGN = (
 )
 
 
-def read(data: Data) -> Halves:
+def read(data: Data, input_: Input) -> Halves:
     """The source that `data` names, as it stands.
+
+    Args:
+        input_: what the images of a PyTorch dataset are fitted to; arrays stay as they are.
 
     Raises:
         DataError: it is missing or unreadable.
@@ -64,7 +71,7 @@ def read(data: Data) -> Halves:
         case name if name in _TORCHVISION:
             return _torchvision(_TORCHVISION[name], data)
         case _:
-            return _plugin(data)
+            return _plugin(data, input_)
 
 
 def _digits() -> DataSplit:
@@ -132,18 +139,28 @@ def _medmnist(data: Data) -> Halves:
     return train, test
 
 
-def _plugin(data: Data) -> Halves:
+def _plugin(data: Data, input_: Input) -> Halves:
     read = load(PluginKind.DATASET, data.source, SOURCES)
     try:
-        train, test = read(data)
+        result = read(data)
     except Exception as error:  # foreign code: it may raise anything
-        raise DataError(
-            f"source '{data.source}' failed: {error_line(error)}; expected two DataSplits, or None"
-        ) from error
-    for half in (train, test):
-        if not isinstance(half, DataSplit | None):
-            raise DataError(f"source '{data.source}' gave a {type(half).__name__}: expected two DataSplits, or None")
+        raise DataError(f"source '{data.source}' failed: {error_line(error)}; expected {_HALVES}") from error
+    halves = (result, None) if isinstance(result, Dataset) else result
+    if not isinstance(halves, tuple | list) or len(halves) != 2:
+        raise DataError(f"source '{data.source}' gave a {type(result).__name__}: expected {_HALVES}")
+    train, test = (_plugin_half(half, data.source, input_) for half in halves)
     return train, test
+
+
+def _plugin_half(half: object, source: str, input_: Input) -> DataSplit | None:
+    if isinstance(half, DataSplit | None):
+        return half
+    if not isinstance(half, Dataset):
+        raise DataError(f"source '{source}' gave a {type(half).__name__}: expected {_HALVES}")
+    try:
+        return read_dataset(half, input_)
+    except DataError as error:
+        raise DataError(f"source '{source}': {error}") from error
 
 
 def _folder(data: Data) -> Path:

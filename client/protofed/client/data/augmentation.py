@@ -1,17 +1,24 @@
-"""Normalisation and augmentation of batches: pure functions with equal results on every device."""
+"""Normalisation and augmentation of batches.
+
+The three augmentations with names are pure functions with equal results on every device. An augmentation of named
+transforms has the results that its libraries give: equal for equal seeds, on one kind of device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from math import pi
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from protofed.common.config.recipe import Augment
+from protofed.client.data.transforms import ReadyTransform, build_transform, forked_generators
+from protofed.common.config.recipe import Augment, AugmentationSetting
 from protofed.common.config.tables import Input
+from protofed.common.errors import DataError
 
 PADDING = 4  # pixels that are added on every side before a crop
 LARGEST_TURN = 15.0  # degrees, to either side
@@ -25,10 +32,21 @@ class Augmentation:
     Attributes:
         draw: count and a generator of the CPU -> [count, ...], all random numbers for so many images, on the CPU.
         move: raw images [B, channels, H, W] and their rows of what was drawn, on the images' device -> moved images.
+        copies: `move` copies pixels or makes them black, whatever their values mean.
     """
 
     draw: Callable[[int, torch.Generator], Tensor]
     move: Callable[[Tensor, Tensor], Tensor]
+    copies: bool = True
+
+
+def move_images(augmentation: Augmentation, images: Tensor, drawn: Tensor) -> Tensor:
+    """`move` of raw images [B, channels, H, W], of uint16, too; where pixels are not copied these become float32."""
+    if images.dtype != torch.uint16:
+        return augmentation.move(images, drawn)
+    if augmentation.copies:  # few kernels know uint16; the bits are the same
+        return augmentation.move(images.view(torch.int16), drawn).view(torch.uint16)
+    return augmentation.move(images / UNITS[torch.uint16], drawn)
 
 
 def normaliser(input_: Input, dtype: torch.dtype, device: torch.device) -> Callable[[Tensor], Tensor]:
@@ -108,6 +126,75 @@ AUGMENTATIONS: dict[Augment, Augmentation] = {
     "reflect-crop-flip": Augmentation(draw_crop_flips, reflect_crop_flip),
     "crop-flip-rotate": Augmentation(draw_crop_flip_rotations, crop_flip_rotate),
 }
+
+
+@lru_cache(maxsize=8)
+def build_augmentation(setting: AugmentationSetting) -> Augmentation:
+    """The augmentation that `plan.augmentation` asks for; "none" has none.
+
+    Raises:
+        ConfigError: a transform cannot be made, as of `build_transform`.
+    """
+    if isinstance(setting, str):
+        return AUGMENTATIONS[setting]
+    return Augmentation(draw_seeds, partial(transform_each, tuple(map(build_transform, setting))), copies=False)
+
+
+def draw_seeds(count: int, rng: torch.Generator) -> Tensor:
+    """A seed for each image, [N] int64 on the CPU."""
+    return torch.randint(2**63 - 1, (count,), generator=rng)
+
+
+@torch.no_grad()
+def transform_each(transforms: Sequence[ReadyTransform], images: Tensor, seeds: Tensor) -> Tensor:
+    """Apply transforms to each image by itself, under its own seed, on the images' device.
+
+    Every result has the dtype that the images had, so that a site with 8-bit files normalises it as its files.
+
+    Args:
+        images: [B, channels, H, W], uint8, or float32 in 0..1; B is at least 1.
+        seeds: [B] as of `draw_seeds`.
+
+    Raises:
+        DataError: a transform failed, the last result has another shape, or a plug-in draws from elsewhere.
+    """
+    numbers = seeds.tolist()
+    with forked_generators(images.device) as seed:
+
+        def moved(image: Tensor, number: int) -> Tensor:
+            state, result = seed(number), image
+            for transform in transforms:
+                if transform.use is not None:
+                    transform.use(state)
+                result = transform(result)
+            return _like(image, result, transforms[-1].name)
+
+        results = [moved(image, number) for image, number in zip(images, numbers, strict=True)]
+        plugins = [transform.name for transform in transforms if transform.is_plugin]
+        # An interrupted fit would go on with other images.
+        if plugins and not torch.equal(moved(images[0], numbers[0]), results[0]):
+            raise DataError(
+                f"plan.augmentation gives another image each time under one seed; expected of {' and '.join(plugins)} "
+                "random numbers of PyTorch's, NumPy's or Python's default generator, or a method set_random_state"
+            )
+    return torch.stack(results)
+
+
+def _like(image: Tensor, result: Tensor, name: str) -> Tensor:
+    """The result [channels, H, W] in the image's dtype.
+
+    Raises:
+        DataError: it has another shape.
+    """
+    if result.shape != image.shape:
+        raise DataError(
+            f"plan.augmentation makes images {list(result.shape)} of images {list(image.shape)}, last by '{name}'; "
+            "expected the same shape. Add a transform that restores the size, such as torchvision/Resize"
+        )
+    if result.dtype == image.dtype == torch.uint8:
+        return result
+    unit = result / 255 if result.dtype == torch.uint8 else result.float().clamp(0, 1)
+    return unit if image.dtype != torch.uint8 else unit.mul_(255).round_().to(torch.uint8)
 
 
 def _cropped(bordered: Tensor, moves: Tensor) -> Tensor:

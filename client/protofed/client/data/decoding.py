@@ -216,11 +216,34 @@ def fit_to_input(image: Image, input_: Input) -> Pixels:
     """
     image = _coloured(image, input_)
     if input_.window is not None and image.mode != "F":
-        array = windowed(np.asarray(image), input_.window)
-        planes = [_fitted(float_image(plane), input_) for plane in np.atleast_3d(array).transpose(2, 0, 1)]
-        pixels = np.stack(planes)
-    else:
-        pixels = np.atleast_3d(_fitted(image, input_)).transpose(2, 0, 1)
+        return fit_planes(np.atleast_3d(windowed(np.asarray(image), input_.window)).transpose(2, 0, 1), input_)
+    if input_.prepare:
+        return fit_planes(np.atleast_3d(np.asarray(image)).transpose(2, 0, 1), input_)
+    return _spread(np.atleast_3d(_fitted(image, input_)).transpose(2, 0, 1), input_)
+
+
+def fit_planes(pixels: Pixels, input_: Input) -> Pixels:
+    """Prepare an image of the run's colours by `input.prepare`, then fit its size.
+
+    Args:
+        pixels: [channels, H, W], uint8 or float32 in 0..1; of grey for a colour run, one channel is enough.
+
+    Returns:
+        [channels, H, W] as of `decode`.
+
+    Raises:
+        ConfigError, DataError: as of `Preparation`.
+        UnreadableImageError: of a size that the run accepts only with another `input.fit`.
+    """
+    if input_.prepare:
+        from protofed.client.data.preparation import Preparation  # PyTorch, which decoding alone does not need
+
+        pixels = Preparation.of(input_)(np.broadcast_to(pixels, (input_.shape[0], *pixels.shape[1:])))
+    return _spread(np.stack([_fitted(float_image(plane), input_) for plane in pixels]), input_)
+
+
+def _spread(pixels: Pixels, input_: Input) -> Pixels:
+    """Grey repeated for each of the run's channels."""
     return np.ascontiguousarray(np.broadcast_to(_in_16_bits(pixels), input_.shape))
 
 

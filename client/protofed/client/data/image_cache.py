@@ -39,6 +39,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from math import prod
@@ -53,9 +54,12 @@ from numpy.typing import NDArray
 
 from protofed.client.data.decoding import Pixels, decode_file, deepened, silence_decoders
 from protofed.client.data.file_entry import UnreadableImageError, digest_content
+from protofed.common import plugins
 from protofed.common.config.settings import Cache
 from protofed.common.config.tables import Input
+from protofed.common.config.transforms import is_shipped
 from protofed.common.errors import DataError
+from protofed.common.plugins import PluginKind, load
 from protofed.common.storage import files
 
 Picture: TypeAlias = tuple[Path, str]  # a file, or the folder of a series; and which part of it, as of `FileEntry`
@@ -366,7 +370,10 @@ class _Builder:
         # Not by fork: this process may have threads, and a GPU.
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(
-            min(cache.processes, len(chunks)), context, _begin, (str(cache.folder), cache.input.model_dump_json())
+            min(cache.processes, len(chunks)),
+            context,
+            _begin,
+            (str(cache.folder), cache.input.model_dump_json(), plugins.allowed()),
         )
         try:
             for chunk in chunks:
@@ -395,12 +402,13 @@ class _Worker:
     handles: Mapping[int, int]
 
 
-def _begin(folder: str, input_: str) -> None:
+def _begin(folder: str, input_: str, allowed: frozenset[str]) -> None:
     """Start of a process that decodes: it ends with the one that started it, and says nothing."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the one that started it decides
     warnings.simplefilter("ignore")  # decoders' warnings quote the files' content
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    plugins.allow(allowed)  # a preparation may be a plug-in
     _Worker.input = Input.model_validate_json(input_)
     _Worker.handles = {bits: _handle(Path(folder), bits) for bits in ARRAYS}
 
@@ -445,7 +453,15 @@ _CLEAR = "remove it with `protofed client cache clear`"
 def describe(input_: Input) -> dict[str, Any]:
     """All that decides what an image becomes, as JSON can say it."""
     decides = input_.model_dump(mode="json", exclude={"mean", "std"}, exclude_defaults=True) | {"shape": input_.shape}
-    return {"format": FORMAT, "input": decides, "libraries": {name: _version(name) for name in _LIBRARIES}}
+    code = {step.transform: _code(step.transform) for step in input_.prepare if not is_shipped(step.transform)}
+    libraries = {name: _version(name) for name in _LIBRARIES}
+    return {"format": FORMAT, "input": decides, "libraries": libraries, "code": code}
+
+
+def _code(plugin: str) -> str:
+    """BLAKE2b of the module of a plug-in transform: with other code images become others."""
+    module = import_module(load(PluginKind.TRANSFORM, plugin, ()).__module__)
+    return digest_content(Path(str(module.__file__)))
 
 
 def list_caches(root: Path) -> list[CacheEntry]:

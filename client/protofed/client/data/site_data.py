@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from protofed.client.data.augmentation import AUGMENTATIONS, Augmentation, normaliser
+from protofed.client.data.augmentation import Augmentation, build_augmentation, move_images, normaliser
 from protofed.client.data.examples import (
     Examples,
     check_labels,
@@ -23,8 +23,7 @@ from protofed.client.data.examples import (
     total_bytes,
 )
 from protofed.client.device import page_locked
-from protofed.common.config.recipe import Augment as Augment
-from protofed.common.config.recipe import Sampling
+from protofed.common.config.recipe import AugmentationSetting, Sampling
 from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
 
@@ -138,7 +137,7 @@ class SiteData:
         self,
         size: int,
         rng: torch.Generator,
-        augmentation: Augment = "none",
+        augmentation: AugmentationSetting = "none",
         drop_last: bool = False,
         sampling: Sampling = "shuffled",
     ) -> Iterator[Batch]:
@@ -149,7 +148,7 @@ class SiteData:
         Args:
             size: examples a batch; all of them if there are fewer.
             rng: of the CPU.
-            augmentation: one of `AUGMENTATIONS`, or none.
+            augmentation: as `plan.augmentation`.
             drop_last: leave out a last batch that is smaller than the others.
             sampling: of the examples.
 
@@ -166,22 +165,22 @@ class SiteData:
         order = order[: count - count % size if drop_last else count]
         if augmentation == "none":
             return self._plain(order, size)
-        transform = AUGMENTATIONS[augmentation]
+        transform = build_augmentation(augmentation)
         return self._augmented(order, size, transform, transform.draw(len(order), rng))
 
-    def at(self, rows: Tensor, augmentation: Augment = "none", moves: Tensor | None = None) -> Batch:
+    def at(self, rows: Tensor, augmentation: AugmentationSetting = "none", moves: Tensor | None = None) -> Batch:
         """The training examples of these rows, [B] int64 on the CPU, B at least 1, in this order.
 
         Args:
-            augmentation: one of `AUGMENTATIONS`, or none.
+            augmentation: as `plan.augmentation`.
             moves: what its `draw` gave for these rows, on the CPU; None: none.
         """
         raw = augmentation != "none" and moves is not None
         images, labels = self._batch(self.train, rows, raw=raw)
         if not raw or moves is None:
             return self._prepared(self.train)[1](images), labels
-        finish = normaliser(self.input, images.dtype, self.device)
-        return finish(AUGMENTATIONS[augmentation].move(images, moves.to(self.device))), labels
+        images = move_images(build_augmentation(augmentation), images, moves.to(self.device))
+        return normaliser(self.input, images.dtype, self.device)(images), labels
 
     def ordered(self, examples: Examples, size: int) -> Iterator[Batch]:
         """One pass over `examples` of this site in their order, without augmentation: for scores and class means."""
@@ -216,11 +215,11 @@ class SiteData:
         for images, labels in self._loaded(self.train, torch.split(order, size)):
             yield finish(images), labels
 
-    def _augmented(self, order: Tensor, size: int, transform: Augmentation, moves: Tensor) -> Iterator[Batch]:
-        finish = normaliser(self.input, self.train.images.dtype, self.device)
+    def _augmented(self, order: Tensor, size: int, augmentation: Augmentation, moves: Tensor) -> Iterator[Batch]:
         loaded = self._loaded(self.train, torch.split(order, size), raw=True)
         for (images, labels), by in zip(loaded, torch.split(moves.to(self.device), size), strict=True):
-            yield finish(transform.move(images, by)), labels
+            moved = move_images(augmentation, images, by)
+            yield normaliser(self.input, moved.dtype, self.device)(moved), labels
 
     def _prepared(self, examples: Examples) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """Images to take batches from, and the function that finishes a batch there: the identity where memory allows.

@@ -369,7 +369,7 @@ def _read(
     if data.source in LABELLED_BY_NAME:
         return read_files(data, input_, class_names, reading, noisy=noisy)
     data = image_files.with_root(data)
-    halves = (split and split.relabelled(data, class_names, noisy=noisy) for split in arrays.read(data))
+    halves = (split and split.relabelled(data, class_names, noisy=noisy) for split in arrays.read(data, input_))
     train, test = (split.with_units() if split is not None and noisy else split for split in halves)
     if test is not None:
         refuse_test_fraction(data)

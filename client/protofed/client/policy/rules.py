@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from protofed.common.config.recipe import MAX_ROUNDS, LocalLoss, Robust, Sampling
 from protofed.common.config.tables import MAX_NUMBER, StrictModel
+from protofed.common.config.transforms import FAMILIES, check_allowed_names
 from protofed.common.payload import Exchange, Part
 from protofed.common.protocol.messages import MAX_SECURE_SITES, Role, Telemetry, score_family
 
@@ -103,6 +104,9 @@ class Limits(StrictModel):
     models: frozenset[str] = frozenset(
         {"digits-cnn", "conv2cifar", "fedavg-cnn", "simple-cnn", "resnet18", "resnet50"}
     )  # architectures that runs may train, besides those in `plugins`; an mlp's updates reveal images most easily
+    transforms: Annotated[frozenset[str], AfterValidator(check_allowed_names)] = frozenset(
+        FAMILIES
+    )  # transforms of images that runs may name, besides those in `plugins`; a family is all that protofed lists of it
     max_width: AtLeast1 = 1024  # largest number among the model's options, such as units of a layer
     # Of few features a head learns hardly more than the label shares: sums over three sites told the shares of each.
     min_features_per_class: AtLeast0 = 1.0  # least number of features that the head reads, for each of the classes

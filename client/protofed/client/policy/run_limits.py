@@ -10,6 +10,7 @@ from protofed.client.policy.update_checks import PolicyRefusedError
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import LocalLoss, Plan, Recipe
 from protofed.common.config.tables import Input, NamedOptions
+from protofed.common.config.transforms import is_allowed
 from protofed.common.errors import count, short
 from protofed.common.payload import Part
 
@@ -84,6 +85,7 @@ def checks(recipe: Recipe, limits: Limits, facts: RunFacts) -> tuple[LimitCheck,
     """Every limit that can be checked by these facts, in the order of the policy's keys."""
     return (
         *_model(recipe.model, limits, facts.plugins),
+        *_transforms(recipe.transforms, limits, facts.plugins),
         *_features(recipe.classes, limits, facts),
         *_input(recipe.input, limits),
         *_contrast(limits, facts),
@@ -127,6 +129,13 @@ def _model(model: NamedOptions, limits: Limits, plugins: frozenset[str]) -> Iter
     name, value = max(_numbers(model.options), key=lambda pair: abs(pair[1]), default=("", 0.0))
     requested = f"model.{name} = {value:g}" if name else "a model without options"
     yield LimitCheck("max_width", requested, f"at most {limits.max_width}", abs(value) <= limits.max_width)
+
+
+def _transforms(names: tuple[str, ...], limits: Limits, plugins: frozenset[str]) -> Iterator[LimitCheck]:
+    allowed = ", ".join(sorted(limits.transforms)) or "none"
+    for name in dict.fromkeys(names):
+        holds = name in plugins or is_allowed(name, limits.transforms)
+        yield LimitCheck("transforms", f"transform '{name}'", allowed, holds)
 
 
 def _features(classes: int, limits: Limits, facts: RunFacts) -> Iterator[LimitCheck]:

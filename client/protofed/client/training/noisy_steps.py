@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.functional import one_hot
 
-from protofed.client.data.augmentation import AUGMENTATIONS
+from protofed.client.data.augmentation import build_augmentation
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
 from protofed.client.training.dp import DpContext
@@ -261,7 +261,7 @@ class NoisySteps:
         if augmentation == "none":
             return None
         rng = torch.Generator().manual_seed(noise.number(*path, "augmentation"))
-        return AUGMENTATIONS[augmentation].draw(count, rng)
+        return build_augmentation(augmentation).draw(count, rng)
 
     def _shrink(self, drawn: int) -> None:
         size = min(self._size, drawn)

@@ -16,8 +16,9 @@ from pydantic import BaseModel, Field, ValidationError, ValidatorFunctionWrapHan
 
 from protofed.common.codec import Digest, digest
 from protofed.common.config.data import Data
-from protofed.common.config.tables import Input, Model, NamedOptions, Share, StrictModel
+from protofed.common.config.tables import Input, Model, NamedOptions, NamedTransform, Share, StrictModel
 from protofed.common.config.toml_files import explain, read_extended, read_table
+from protofed.common.config.transforms import MAX_TRANSFORMS
 from protofed.common.deprecated import rename_json, rename_keys
 from protofed.common.errors import ConfigError
 from protofed.common.ids import Id
@@ -30,11 +31,22 @@ MODELS = ("conv2cifar", "digits-cnn", "fedavg-cnn", "mlp", "resnet18", "resnet50
 
 
 Augment = Literal["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"]
+AugmentationSetting: TypeAlias = Augment | tuple[NamedTransform, ...]
 LocalLoss = Literal["cross-entropy", "balanced-softmax", "logit-adjustment"]
 OptimizerName = Literal["sgd", "adam", "adamw"]
 Sampling = Literal["shuffled", "class-balanced"]
 MAX_WARMUP = 10_000  # rounds: a site that checks a run goes through all of them
 ShareBelowOne = Annotated[float, Field(gt=0, lt=1)]
+
+
+def _read_augmentation(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    """Of a name and a list, only the one that was written is explained."""
+    try:
+        return read(value)
+    except ValidationError as error:
+        of_names = [str(problem["loc"][0]).startswith("literal") for problem in error.errors()]
+        problem = error.errors()[of_names.index(isinstance(value, str))]
+        raise ValueError(problem["msg"].removeprefix("Value error, ")) from None
 
 
 class DpPlan(StrictModel):
@@ -94,9 +106,10 @@ class Plan(StrictModel):
     max_grad_norm: Annotated[float, Field(gt=0)] | None = (
         None  # largest norm of all gradients together; None: no clipping
     )
-    augmentation: Augment = (
-        "none"  # crop after padding by 4 (with black, or reflected), horizontal flip, up to 15 degrees
-    )
+    augmentation: Annotated[
+        Augment | Annotated[tuple[NamedTransform, ...], Field(min_length=1, max_length=MAX_TRANSFORMS)],
+        WrapValidator(_read_augmentation),
+    ] = "none"  # a crop after padding by 4 (black or reflected), a flip, up to 15 degrees; or a list of transforms
     amp: bool = True  # bfloat16 autocast and channels_last on a GPU; the CPU trains in float32
     buffers: Literal["averaged", "local"] = "averaged"  # BatchNorm statistics that a site continues with
     checkpoint: bool = False  # store each epoch on the site's disk, so that an interrupted fit can continue
@@ -426,10 +439,16 @@ class Recipe(StrictModel):
         return digest(json.dumps(fields, sort_keys=True).encode())
 
     @property
+    def transforms(self) -> tuple[str, ...]:
+        """The names of all transforms that it asks of sites, of the preparation first."""
+        augmentation = () if isinstance(self.plan.augmentation, str) else self.plan.augmentation
+        return tuple(step.transform for step in (*self.input.prepare, *augmentation))
+
+    @property
     def names(self) -> frozenset[str]:
-        """All names of methods, models and data in it; some may be plug-ins; `simulate` allows them."""
+        """All names of methods, models, transforms and data in it; some may be plug-ins; `simulate` allows them."""
         data = () if self.data is None else (self.data.source, self.data.partition.kind)
-        return frozenset({self.method.name, self.model.name, *data})
+        return frozenset({self.method.name, self.model.name, *self.transforms, *data})
 
     def fingerprint(self) -> Digest:
         """A digest that is equal for equal runs: a restarted server continues a run only with the same recipe."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
 from pydantic import (
     BaseModel,
@@ -12,11 +12,12 @@ from pydantic import (
     Discriminator,
     Field,
     SecretStr,
-    SerializerFunctionWrapHandler,
     Tag,
-    model_serializer,
     model_validator,
 )
+
+from protofed.common.config.transforms import MAX_TRANSFORMS, check_transform, is_random
+from protofed.common.errors import ConfigError
 
 # Any input becomes a str first, which is always valid: an error of validation would quote it.
 Secret: TypeAlias = Annotated[SecretStr, BeforeValidator(str)]
@@ -37,22 +38,41 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class NamedOptions(BaseModel):
-    """A name with options, which the registry of that name checks: `[method]` and `[model]`."""
+class OpenTable(BaseModel):
+    """A table whose keys beyond its fields are options, which whoever is named in it checks."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    name: Annotated[str, Field(max_length=MAX_TEXT)]
 
     @model_validator(mode="after")
-    def _plain(self) -> NamedOptions:
+    def _plain(self) -> Self:
         for name, value in self.options.items():
             _check_plain(name, value)
         return self
 
     @property
     def options(self) -> dict[str, Any]:
-        """All keys of the table but `name`."""
+        """All keys of the table but its fields."""
         return dict(self.model_extra or {})
+
+
+class NamedOptions(OpenTable):
+    """A name with options, which the registry of that name checks: `[method]` and `[model]`."""
+
+    name: Annotated[str, Field(max_length=MAX_TEXT)]
+
+
+class NamedTransform(OpenTable):
+    """A transform of images with its options: one of `config.transforms`, or a plug-in."""
+
+    transform: Annotated[str, Field(max_length=MAX_TEXT)]
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        try:
+            check_transform(self.transform, self.options)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return self
 
 
 class Model(NamedOptions):
@@ -118,15 +138,22 @@ class Input(StrictModel):
     window: tuple[Level, Width] | None = (
         None  # centre and width of the values that become 0..1, in the files' own units
     )
-    frames: Frames = "one"  # which frames of a file or series count as images; one: a file of several frames is refused
+    # Left out at their defaults: recipes without them keep the digests that they had before the keys came.
+    frames: Annotated[Frames, Field(exclude_if=lambda frames: frames == "one")] = (
+        "one"  # which frames of a file or series count as images; one: a file of several frames is refused
+    )
+    prepare: Annotated[
+        tuple[NamedTransform, ...], Field(max_length=MAX_TRANSFORMS, exclude_if=lambda steps: not steps)
+    ] = ()  # transforms of each decoded image, before `fit`; all deterministic
 
-    @model_serializer(mode="wrap")
-    def _without_default_frames(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the key at its default: runs of one image a file keep the digests that sites may have pinned."""
-        fields: dict[str, Any] = dump(self)
-        if self.frames == "one":
-            fields.pop("frames", None)
-        return fields
+    @model_validator(mode="after")
+    def _prepared_alike(self) -> Input:
+        if random := [step.transform for step in self.prepare if is_random(step.transform)]:
+            raise ValueError(
+                f"prepare: {random[0]} is random, and every site must prepare an image alike each time; expected a "
+                "deterministic transform. Random ones belong into plan.augmentation"
+            )
+        return self
 
     @model_validator(mode="after")
     def _channels(self) -> Input:

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from protofed.common.errors import ConfigError, count
+from protofed.common.plugins import PluginKind
 from protofed.deploy.cli import completion
 from protofed.deploy.cli.options import AsJson, print_json, say
 from protofed.deploy.tables import Column, terminal
@@ -140,23 +141,41 @@ def files(
 new = typer.Typer(no_args_is_help=True, help="Start a package of your own from a template.")
 
 
-@new.callback()
-def _group() -> None:
-    """Keep `method` a subcommand: Typer merges a single command into its group unless the group has a callback."""
+PackageName = Annotated[str, typer.Argument(help="Its name in recipes: lower-case letters, digits and hyphens.")]
+PackageInto = Annotated[Path, typer.Option("--into", help="Folder in which to create the package's folder.")]
 
 
 @new.command("method")
-def method(
-    name: Annotated[str, typer.Argument(help="The method's name in recipes, as my-method.")],
-    into: Annotated[Path, typer.Option(help="Folder in which to create the package's folder.")] = Path(),
-) -> None:
+def method(name: PackageName, into: PackageInto = Path()) -> None:
     """Create a package for your own method: both algorithms, recipe, tests, entry point. It starts as FedAvg.
 
     Example: `protofed new method my-method`
     """
-    from protofed.deploy.templates.new import new_method
+    _create(PluginKind.METHOD, name, into)
 
-    for path in (files := new_method(name, into)):
+
+@new.command("dataset")
+def dataset(name: PackageName, into: PackageInto = Path()) -> None:
+    """Create a package for your own images: a PyTorch dataset, recipe, tests, entry point. It starts with digits.
+
+    Example: `protofed new dataset my-scans`
+    """
+    _create(PluginKind.DATASET, name, into)
+
+
+@new.command("model")
+def model(name: PackageName, into: PackageInto = Path()) -> None:
+    """Create a package for your own model: a PyTorch module, recipe, tests, entry point. It starts as a small CNN.
+
+    Example: `protofed new model my-net`
+    """
+    _create(PluginKind.MODEL, name, into)
+
+
+def _create(kind: PluginKind, name: str, into: Path) -> None:
+    from protofed.deploy.templates.new import new_package
+
+    for path in (files := new_package(kind, name, into)):
         say(path)
     root = files[0].parent
     say(f"next: pip install -e '{root}[test]'\nthen: pytest {root}")

@@ -198,10 +198,11 @@ def _is_method(module: str) -> bool:
 
 def _plugins(recipe: Recipe) -> list[str]:
     """The modules that hold the recipe's plug-ins."""
-    kinds = {PluginKind.METHOD: recipe.method.name, PluginKind.MODEL: recipe.model.name}
+    named = [(PluginKind.METHOD, recipe.method.name), (PluginKind.MODEL, recipe.model.name)]
+    named += [(PluginKind.TRANSFORM, name) for name in recipe.transforms]
     if recipe.data is not None:
-        kinds |= {PluginKind.DATASET: recipe.data.source, PluginKind.PARTITION: recipe.data.partition.kind}
-    paths = (find_path(kind, name) for kind, name in kinds.items())
+        named += [(PluginKind.DATASET, recipe.data.source), (PluginKind.PARTITION, recipe.data.partition.kind)]
+    paths = (find_path(kind, name) for kind, name in named)
     return [path.partition(":")[0] for path in paths if path is not None]
 
 

@@ -80,7 +80,7 @@ def _surveyed(settings: ClientSettings, request: CheckRequest, bar: Bar) -> tupl
     try:
         client.check_root(settings)
         if data.source not in LABELLED_BY_NAME:
-            return _EMPTY_SCAN, survey_arrays(data, request.class_names, bar.advance), None
+            return _EMPTY_SCAN, survey_arrays(data, request.input, request.class_names, bar.advance), None
         scan = image_files.scan(data, request.class_names, request.classes, request.input.frames)
         bar.expect(len(scan.items))
         return scan, survey_files(scan, request.input, bar.advance, _cache(settings, request, scan, bar)), None

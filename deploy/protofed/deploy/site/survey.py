@@ -122,16 +122,19 @@ def _cached(items: Sequence[IndexedFile], input_: Input, cache: ImageCache) -> C
     return pixels
 
 
-def survey_arrays(data: Data, class_names: Sequence[str], on_image: Callable[[], None] = lambda: None) -> Survey:
+def survey_arrays(
+    data: Data, input_: Input, class_names: Sequence[str], on_image: Callable[[], None] = lambda: None
+) -> Survey:
     """Read a source of arrays, whose labels are numbers.
 
     Args:
+        input_: of the run, as of `arrays.read`.
         on_image: called after every image.
 
     Raises:
         DataError: it is missing or unreadable.
     """
-    train, test = arrays.read(with_root(data))
+    train, test = arrays.read(with_root(data), input_)
     images, rows, unmapped = list[SurveyedImage](), list[Pixels](), Counter[str]()
     ignored, names = Counter[str](), frozenset(map(normalise, data.ignore_labels))
     for split, split_data in (("train" if test is not None else DRAWN, train), ("test", test)):

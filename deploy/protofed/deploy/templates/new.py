@@ -1,4 +1,4 @@
-"""What `protofed init` and `protofed new` write: a new daemon's settings and folders, a new method's package.
+"""What `protofed init` and `protofed new` write: a new daemon's settings and folders, the package of a new plug-in.
 
 Settings have a comment for each key. Nothing is overwritten.
 """
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from protofed.common.address import host_and_port
 from protofed.common.config.data import SOURCES
-from protofed.common.config.recipe import parse
+from protofed.common.config.recipe import MODELS, parse
 from protofed.common.config.settings import ClientSettings, ServerSettings
 from protofed.common.errors import ConfigError, StateError, short, unknown
 from protofed.common.plugins import PluginKind, is_plugin
@@ -173,64 +173,79 @@ def _aligned(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-METHOD_TEMPLATES = Path(__file__).parent / "method"
+PACKAGE_TEMPLATES: Final = Path(__file__).parent
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", re.ASCII)
-LONGEST = 50  # characters; the recipe is named digits-NAME, and a recipe's name has at most 64
+LONGEST = 50  # characters; a recipe is named digits-NAME, and a recipe's name has at most 64
+# Of each kind, the templates in reading order, with their places in the package.
+_PACKAGE = {"README.md": "README.md", "pyproject.toml": "pyproject.toml", "init.py": "$package/__init__.py"}
+_TEST = {"test.py": "tests/test_$package.py"}
+PACKAGES: Final[Mapping[PluginKind, Mapping[str, str]]] = {
+    PluginKind.METHOD: {
+        **_PACKAGE,
+        "client.py": "$package/client.py",
+        "server.py": "$package/server.py",
+        "recipe.toml": "recipes/digits-$name.toml",
+        **_TEST,
+    },
+    PluginKind.MODEL: {**_PACKAGE, "recipe.toml": "recipes/digits-$name.toml", **_TEST},
+    PluginKind.DATASET: {**_PACKAGE, "recipe.toml": "recipes/$name.toml", **_TEST},
+}
 
 
-def new_method(name: str, into: Path) -> list[Path]:
-    """Create the package of method `name` in the new folder `into`/`name`.
+def new_package(kind: PluginKind, name: str, into: Path) -> list[Path]:
+    """Create the package of plug-in `name`, of one of the kinds of `PACKAGES`, in the new folder `into`/`name`.
 
     Returns:
         The files, in reading order.
 
     Raises:
-        ConfigError: the name is not valid for a method and a package, or is taken; or the folder exists.
+        ConfigError: the name is not valid for a plug-in and a package, or is taken; or the folder exists.
         StateError: the folder cannot be written.
     """
-    package = check_name(name)
+    package = check_name(kind, name)
     root, filled = into / name, {"name": name, "package": package, "cls": _class_name(name)}
-    files = {
-        "README.md": root / "README.md",
-        "pyproject.toml": root / "pyproject.toml",
-        "init.py": root / package / "__init__.py",
-        "client.py": root / package / "client.py",
-        "server.py": root / package / "server.py",
-        "recipe.toml": root / "recipes" / f"digits-{name}.toml",
-        "test.py": root / "tests" / f"test_{package}.py",
-    }
+    files = []
     try:
         root.mkdir(parents=True)
-        for template, file in files.items():
+        for template, place in PACKAGES[kind].items():
+            file = root / _filled(place, **filled)
             file.parent.mkdir(exist_ok=True)
-            text = Template((METHOD_TEMPLATES / f"{template}.tmpl").read_text(encoding="utf-8")).substitute(filled)
-            file.write_text(text, encoding="utf-8")
+            text = (PACKAGE_TEMPLATES / kind / f"{template}.tmpl").read_text(encoding="utf-8")
+            file.write_text(_filled(text, **filled), encoding="utf-8")
+            files.append(file)
     except FileExistsError as error:
         raise ConfigError(f"{root} exists; choose another name, or another folder by --into") from error
     except OSError as error:
         raise StateError(f"cannot write into {root}: {error.strerror}; give --into a folder of yours") from error
-    return list(files.values())
+    return files
 
 
-def check_name(name: str) -> str:
-    """The name of the Python package for a method.
+def check_name(kind: PluginKind, name: str) -> str:
+    """The name of the Python package for a plug-in.
 
     Raises:
-        ConfigError: as `new_method`.
+        ConfigError: as `new_package`.
     """
-    from protofed.server.method import server_methods
-
     package = name.replace("-", "_")
     if not NAME.fullmatch(name) or len(name) > LONGEST or keyword.iskeyword(package):
         raise ConfigError(
-            f"method name '{short(name)}': expected at most {LONGEST} lower-case letters, digits and single hyphens, "
+            f"{kind} name '{short(name)}': expected at most {LONGEST} lower-case letters, digits and single hyphens, "
             "a letter first, and no Python keyword"
         )
-    if name in set(server_methods) or is_plugin(PluginKind.METHOD, name):
-        raise ConfigError(f"there is a method '{name}' already; choose another name")
+    if name in _shipped(kind) or is_plugin(kind, name):
+        raise ConfigError(f"there is a {kind} '{name}' already; choose another name")
     if package in sys.stdlib_module_names or importlib.util.find_spec(package) is not None:
         raise ConfigError(f"there is a Python package '{package}' already; choose another name")
     return package
+
+
+def _shipped(kind: PluginKind) -> Iterable[str]:
+    """The names that come with protofed."""
+    if kind is PluginKind.METHOD:
+        from protofed.server.method import server_methods
+
+        return set(server_methods)
+    return MODELS if kind is PluginKind.MODEL else SOURCES
 
 
 def _class_name(name: str) -> str:

@@ -1,0 +1,239 @@
+"""A PyTorch dataset of a plug-in: items become images of the run's input, or are refused by their number."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.support.image_files import ramp
+from torch.utils.data import Dataset, IterableDataset
+
+from protofed.client.data import arrays
+from protofed.client.data.datasets import check_item, read_dataset
+from protofed.client.data.sources import load
+from protofed.common import plugins
+from protofed.common.config.data import Data
+from protofed.common.config.tables import Input
+from protofed.common.errors import DataError
+
+GREY, RGB = ramp(4, 4, 1), ramp(4, 4, 3)  # [H, W], [H, W, 3]
+PLANES = torch.from_numpy(RGB).permute(2, 0, 1)  # [3, H, W]
+UNIT = PLANES / 255
+
+
+class Listed(Dataset[Any]):
+    """A dataset of items in memory, or of functions that make them."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, number: int) -> Any:
+        item = self._items[number]
+        return item() if callable(item) else item
+
+
+class Streamed(IterableDataset[Any]):
+    """A dataset that cannot be indexed."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(GREY, 0)])
+
+
+def run(channels: int, height: int = 4, width: int = 4, **more: Any) -> Input:
+    return Input.model_validate({"shape": (channels, height, width), **more})
+
+
+@pytest.mark.parametrize(
+    ("image", "channels"),
+    [
+        (Image.fromarray(GREY), 1),
+        (Image.fromarray(RGB), 3),
+        (GREY, 1),
+        (RGB, 3),
+        (GREY[:, :, None], 1),
+        (PLANES, 3),
+        (UNIT, 3),
+        (UNIT.double().numpy().transpose(1, 2, 0), 3),
+        (UNIT[:1], 1),
+        (torch.from_numpy(np.stack([GREY] * 5)), 5),
+    ],
+)
+def test_an_image_may_be_pillows_numpys_or_pytorchs_of_bytes_or_of_0_to_1(image: Any, channels: int) -> None:
+    split = read_dataset(Listed([(image, 1)]), run(channels))
+    expected = np.atleast_3d(RGB if channels == 3 else GREY).transpose(2, 0, 1)
+    if isinstance(image, torch.Tensor) and channels == 1:
+        expected = PLANES[:1].numpy()
+    made = split.examples.images[0].numpy()
+    assert made.dtype == (np.uint8 if np.asarray(image).dtype == np.uint8 else np.float32)
+    unit = made if made.dtype == np.float32 else made / np.float32(255)
+    np.testing.assert_allclose(unit, np.broadcast_to(expected / np.float32(255), unit.shape), atol=1e-7)
+
+
+@pytest.mark.parametrize("label", [2, np.int64(2), np.uint8(2), torch.tensor(2), np.array(2)])
+def test_a_label_is_a_whole_number_of_any_kind(label: Any) -> None:
+    assert check_item((GREY, label)).label == 2
+
+
+def test_patients_become_groups_and_are_none_where_no_item_has_one() -> None:
+    split = read_dataset(Listed([(GREY, 0, "p1"), (GREY, 1, 7), (GREY, 1, np.int64(7)), (GREY, 0, "p1")]), run(1))
+    assert split.group is not None
+    assert split.group.tolist() == ["p1", "7", "7", "p1"]
+    assert split.examples.labels.tolist() == [0, 1, 1, 0]
+    assert read_dataset(Listed([(GREY, 0)]), run(1)).group is None
+
+
+def test_items_are_fitted_as_files_are() -> None:
+    large = np.repeat(np.repeat(RGB, 2, 0), 2, 1)
+    fitted = read_dataset(Listed([(large, 0)]), run(1, fit="stretch", colours="convert")).examples.images[0, 0]
+    assert np.array_equal(
+        fitted, np.asarray(Image.fromarray(large).convert("L").resize((4, 4), Image.Resampling.BILINEAR))
+    )
+    floats = torch.from_numpy(large).permute(2, 0, 1) / 255
+    unit = read_dataset(Listed([(floats, 0)]), run(1, fit="stretch", colours="convert")).examples.images[0, 0]
+    np.testing.assert_allclose(unit * 255, fitted, atol=1)
+    spread = read_dataset(Listed([(GREY, 0)]), run(3, colours="convert")).examples.images[0]
+    assert np.array_equal(spread, np.stack([GREY] * 3))
+    step = {"transform": "torchvision/CenterCrop", "size": 2}
+    prepared = read_dataset(Listed([(PLANES, 0), (UNIT, 0)]), run(3, 2, 2, prepare=[step])).examples.images
+    torch.testing.assert_close(prepared, UNIT[None, :, 1:3, 1:3].expand(2, -1, -1, -1))
+
+
+def test_bytes_and_floats_together_become_floats() -> None:
+    images = read_dataset(Listed([(PLANES, 0), (UNIT, 1), (PLANES, 0)]), run(3)).examples.images
+    torch.testing.assert_close(images, UNIT.expand(3, -1, -1, -1))
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        (GREY, "a ndarray; expected (image, label), or (image, label, patient)"),
+        ({"image": GREY}, "a dict; expected"),
+        ((GREY,), "a tuple of 1 values; expected"),
+        ((GREY, 0, "p", 1), "a tuple of 4 values"),
+        (("a.png", 0), "the image is a str; expected a PIL image"),
+        ((torch.zeros(4, 4), 0), "Tensor of shape [4, 4]; expected a PIL image (L or RGB), an array"),
+        ((torch.zeros(1, 1, 4, 4), 0), "of shape [1, 1, 4, 4]"),
+        ((np.zeros((0, 4), np.uint8), 0), "of shape [0, 4]"),
+        ((GREY.astype(np.int64), 0), "values of int64; expected uint8, or floats from 0 to 1"),
+        ((GREY.astype(np.float32), 0), "values from 0 to 15; expected uint8, or floats from 0 to 1. Scale them"),
+        ((np.full((4, 4), np.nan), 0), "values that are no numbers"),
+        ((Image.fromarray(GREY).convert("RGBA"), 0), 'mode RGBA; expected L or RGB: image.convert("RGB")'),
+        ((GREY, 1.0), "the label is 1.0; expected a whole number"),
+        ((GREY, "mel"), "the label is 'mel'"),
+        ((GREY, True), "the label is True"),
+        ((GREY, torch.tensor([1])), "the label is tensor([1])"),
+        ((GREY, 0, 1.5), "the patient is a float; expected a text or a whole number"),
+        ((RGB, 0), "RGB, and the run accepts grey images only (input.colours)"),
+        ((UNIT, 0), "3 channels, and the run's input.shape has 1"),
+        ((ramp(5, 4, 1), 0), "4 x 5 pixels, and the run accepts 4 x 4 only (input.fit)"),
+        ((GREY, 0, "p"), "has a patient, unlike item 0; expected a patient in each item, or in none"),
+        (lambda: dict[str, int]()["key"], "cannot be read: KeyError: 'key'; expected (image, label)"),
+    ],
+)
+def test_what_is_wrong_names_the_item_and_what_was_expected(item: Any, said: str) -> None:
+    with pytest.raises(DataError) as error:
+        read_dataset(Listed([(GREY, 0), item]), run(1))
+    assert str(error.value).startswith("item 1 of the dataset")
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        (Listed([]), "no items; expected at least one. A set that is not there is None"),
+        (Streamed(), "a Streamed without a length; expected one with __len__ and __getitem__, not an IterableDataset"),
+    ],
+)
+def test_a_dataset_that_cannot_be_indexed_or_is_empty_is_refused(dataset: Dataset[Any], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        read_dataset(dataset, run(1))
+
+
+GENERATOR = np.random.default_rng()
+RANDOM: list[Callable[[], Any]] = [
+    lambda: (torch.rand(1, 4, 4), 0),
+    lambda: (np.random.rand(4, 4), 0),
+    lambda: (GREY, random.randrange(1000)),  # noqa: S311
+    lambda: (GENERATOR.random((4, 4)), 0),
+    lambda: (GREY, 0, str(GENERATOR.random())),
+]
+
+
+@pytest.mark.parametrize("item", RANDOM)
+def test_a_dataset_that_draws_random_numbers_is_refused(item: Callable[[], Any]) -> None:
+    with pytest.raises(DataError, match=r"item 0 of the dataset is another one each time.*plan\.augmentation"):
+        read_dataset(Listed([item]), run(1))
+
+
+MODULE = """
+import numpy as np
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+class Scans(Dataset):
+    def __init__(self, count, first=0):
+        self.count, self.first = count, first
+    def __len__(self):
+        return self.count
+    def __getitem__(self, n):
+        return np.full((8, 8), n, np.uint8), n % 2, self.first + n // 2
+
+def alone(data): return Scans(40)
+def pair(data): return Scans(40), Scans(10, first=100)
+def test_only(data): return None, Scans(10)
+def crossing(data): return Scans(40), Scans(10)
+def images_alone(data): return TensorDataset(torch.zeros(4, 1, 8, 8))
+def three(data): return Scans(4), None, None
+def strange(data): return Scans(4), [1]
+"""
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Data]:
+    (tmp_path / "scans_outside.py").write_text(MODULE, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def allowed(name: str) -> Data:
+        monkeypatch.setattr(plugins, "_allowed", {f"scans_outside:{name}"})
+        return Data.model_validate({"source": f"scans_outside:{name}"})
+
+    return allowed
+
+
+def test_a_source_is_a_dataset_or_two_of_which_either_may_be_none(outside: Callable[[str], Data]) -> None:
+    fitted = run(1, fit="stretch")
+    train, test = arrays.read(outside("pair"), fitted)
+    assert train is not None
+    assert test is not None
+    assert (len(train.examples), len(test.examples)) == (40, 10)
+    assert arrays.read(outside("test_only"), fitted)[0] is None
+    alone = load(outside("alone"), fitted)
+    assert len(alone.train) + len(alone.test) == 40
+    assert alone.group_column is not None
+    assert alone.test_group_column is not None
+    assert not set(alone.group_column) & set(alone.test_group_column), "a test set is held out by patients"
+    with pytest.raises(DataError, match="train and test"):
+        load(outside("crossing"), fitted)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("images_alone", "item 0 of the dataset: a tuple of 1 values"),
+        ("three", "gave a tuple: expected a torch.utils.data.Dataset, or two"),
+        ("strange", "gave a list: expected a torch.utils.data.Dataset, or two"),
+    ],
+)
+def test_what_a_source_may_not_be_is_told_by_its_name(name: str, said: str, outside: Callable[[str], Data]) -> None:
+    with pytest.raises(DataError, match=f"'scans_outside:{name}'") as error:
+        arrays.read(outside(name), run(1, fit="stretch"))
+    assert said in str(error.value)
