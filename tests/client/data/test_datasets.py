@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.support.image_files import ramp
+from tests.support.image_files import STEP, ramp
 from torch.utils.data import Dataset, IterableDataset
 
 from protofed.client.data import arrays
 from protofed.client.data.datasets import check_item, read_dataset
+from protofed.client.data.decoding import in_unit
 from protofed.client.data.sources import load
 from protofed.common import plugins
 from protofed.common.config.data import Data
@@ -72,10 +73,9 @@ def test_an_image_may_be_pillows_numpys_or_pytorchs_of_bytes_or_of_0_to_1(image:
     expected = np.atleast_3d(RGB if channels == 3 else GREY).transpose(2, 0, 1)
     if isinstance(image, torch.Tensor) and channels == 1:
         expected = PLANES[:1].numpy()
-    made = split.examples.images[0].numpy()
-    assert made.dtype == (np.uint8 if np.asarray(image).dtype == np.uint8 else np.float32)
-    unit = made if made.dtype == np.float32 else made / np.float32(255)
-    np.testing.assert_allclose(unit, np.broadcast_to(expected / np.float32(255), unit.shape), atol=1e-7)
+    made = split.examples.pixels()[0].numpy()
+    assert made.dtype == (np.uint8 if np.asarray(image).dtype == np.uint8 else np.uint16)
+    np.testing.assert_allclose(in_unit(made), np.broadcast_to(expected / np.float32(255), made.shape), atol=STEP)
 
 
 @pytest.mark.parametrize("label", [2, np.int64(2), np.uint8(2), torch.tensor(2), np.array(2)])
@@ -93,23 +93,24 @@ def test_patients_become_groups_and_are_none_where_no_item_has_one() -> None:
 
 def test_items_are_fitted_as_files_are() -> None:
     large = np.repeat(np.repeat(RGB, 2, 0), 2, 1)
-    fitted = read_dataset(Listed([(large, 0)]), run(1, fit="stretch", colours="convert")).examples.images[0, 0]
+    fitted = read_dataset(Listed([(large, 0)]), run(1, fit="stretch", colours="convert")).examples.pixels()[0, 0]
     assert np.array_equal(
         fitted, np.asarray(Image.fromarray(large).convert("L").resize((4, 4), Image.Resampling.BILINEAR))
     )
     floats = torch.from_numpy(large).permute(2, 0, 1) / 255
-    unit = read_dataset(Listed([(floats, 0)]), run(1, fit="stretch", colours="convert")).examples.images[0, 0]
-    np.testing.assert_allclose(unit * 255, fitted, atol=1)
-    spread = read_dataset(Listed([(GREY, 0)]), run(3, colours="convert")).examples.images[0]
+    unit = read_dataset(Listed([(floats, 0)]), run(1, fit="stretch", colours="convert")).examples.pixels()[0, 0]
+    np.testing.assert_allclose(in_unit(unit.numpy()) * 255, fitted, atol=1)
+    spread = read_dataset(Listed([(GREY, 0)]), run(3, colours="convert")).examples.pixels()[0]
     assert np.array_equal(spread, np.stack([GREY] * 3))
     step = {"transform": "torchvision/CenterCrop", "size": 2}
-    prepared = read_dataset(Listed([(PLANES, 0), (UNIT, 0)]), run(3, 2, 2, prepare=[step])).examples.images
-    torch.testing.assert_close(prepared, UNIT[None, :, 1:3, 1:3].expand(2, -1, -1, -1))
+    prepared = read_dataset(Listed([(PLANES, 0), (UNIT, 0)]), run(3, 2, 2, prepare=[step])).examples.pixels()
+    torch.testing.assert_close(prepared.float() / 65535, UNIT[None, :, 1:3, 1:3].expand(2, -1, -1, -1))
 
 
-def test_bytes_and_floats_together_become_floats() -> None:
-    images = read_dataset(Listed([(PLANES, 0), (UNIT, 1), (PLANES, 0)]), run(3)).examples.images
-    torch.testing.assert_close(images, UNIT.expand(3, -1, -1, -1))
+def test_bytes_and_floats_together_become_deep() -> None:
+    images = read_dataset(Listed([(PLANES, 0), (UNIT, 1), (PLANES, 0)]), run(3)).examples.pixels()
+    assert images.dtype == torch.uint16
+    torch.testing.assert_close(images.float() / 65535, UNIT.expand(3, -1, -1, -1))
 
 
 @pytest.mark.parametrize(

@@ -209,8 +209,8 @@ def test_a_file_is_prepared_after_its_colours_and_before_it_is_fitted(tmp_path: 
     with pytest.raises(DataError, match=r"4 x 4 pixels.*input\.fit"):
         decode(file, run(crop, shape=(1, 8, 8)))
     windowed = decode(file, run(named("monai/ScaleIntensity"), shape=(1, 8, 8), window=(31.5, 63)))
-    assert windowed.dtype == np.float32
-    assert (windowed.min(), windowed.max()) == (0, 1)
+    assert windowed.dtype == np.uint16
+    assert (windowed.min(), windowed.max()) == (0, 65535)
 
 
 @pytest.mark.parametrize("fit", ["stretch", "crop", "pad"])
