@@ -21,7 +21,7 @@ from tests.support.command_line import called
 from tests.support.finished_runs import FinishedRun, finished_run
 from tests.support.image_files import dicom
 
-from protofed.client.data.decoding import decode
+from protofed.client.data.decoding import decode, in_unit
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.tables import Input
@@ -173,8 +173,8 @@ def test_images_are_prepared_as_the_runs_sites_prepare_theirs(tmp_path: Path) ->
         images = read_images(tmp_path, input_)
         for number, name in enumerate(("one.png", "two.tif")):
             expected = decode(tmp_path / name, input_)
-            np.testing.assert_array_equal(images.read(number), expected)
-            assert expected.dtype == np.float32
+            np.testing.assert_array_equal(images.read(number), in_unit(expected))
+            assert expected.dtype == np.uint16
 
 
 def test_a_run_of_one_size_and_colour_takes_others_stretched_and_converted(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_dicom_is_known_by_its_content(tmp_path: Path) -> None:
     dicom(tmp_path / "IM0001", np.arange(64, dtype=np.uint16).reshape(8, 8))
     images = read_images(tmp_path, INPUT)
     assert [images.name(i) for i in range(len(images))] == ["IM0001"]
-    np.testing.assert_array_equal(images.read(0), decode(tmp_path / "IM0001", INPUT))
+    np.testing.assert_array_equal(images.read(0), in_unit(decode(tmp_path / "IM0001", INPUT)))
 
 
 def test_hidden_files_are_left_out_and_all_levels_are_read(tmp_path: Path) -> None:

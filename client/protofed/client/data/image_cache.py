@@ -134,7 +134,7 @@ def log_progress() -> Report:
         if (now := time.monotonic()) - last >= 10 and done:
             last = now
             left_s = (now - begun) / done * (total - done)
-            log.info("preparing images", done=done, total=total, minutes_left=round(left_s / 60, 1))
+            log.info("images are decoded onto the disk", number=done, of=total, seconds_left=round(left_s))
 
     return report
 

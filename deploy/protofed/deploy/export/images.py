@@ -166,7 +166,7 @@ class ArchiveImages:
             return decoding.in_unit(np.moveaxis(image, 2, 0))
         if image.shape[2] == 1 and image.dtype != np.uint8:
             deep = image[..., 0] if floats else image[..., 0] / np.iinfo(image.dtype).max
-            return decoding.fit_to_input(Image.fromarray(deep.astype(np.float32)), self._input)
+            return decoding.in_unit(decoding.fit_to_input(Image.fromarray(deep.astype(np.float32)), self._input))
         if image.dtype != np.uint8 or image.shape[2] not in MODES or self._shape[0] not in MODES:
             expected = [*self._shape[1:], self._shape[0]]
             raise UnreadableError(f"{image.dtype} of shape {list(image.shape)}; expected {expected}, or uint8")
