@@ -41,6 +41,7 @@ def untouched(_: Recipe) -> SiteData:
     raise AssertionError("data are loaded")
 
 
+HOSTILE_OPTIONS = ({"padding": 10**6}, {"fill": {"a": 1}}, {"path": "/etc/passwd"}, {"padding": [[[[[1]]]]]})
 HOSTILE = [
     *[("rounds", value) for value in (0, -1, 1.5, MAX_ROUNDS + 1, LARGE, "many", None, math.nan)],
     *[("classes", value) for value in (1, MAX_CLASSES + 1, 2**63)],
@@ -59,6 +60,9 @@ HOSTILE = [
     *[("plan.optimizer", value) for value in ("os.system", "SGD", "__import__('os')", ["sgd"])],
     *[("plan.schedule", value) for value in ("never", "cosine; rm -rf /")],
     *[("plan.augmentation", value) for value in ("torch.load", "")],
+    *[("plan.augmentation", [{"transform": name}]) for name in ("monai/LoadImage", "os/system")],
+    *[("input.prepare", [{"transform": "torchvision/Pad", **options}]) for options in HOSTILE_OPTIONS],
+    *[("input.prepare", [{"transform": name}]) for name in ("monai/Lambda", "monai/RandFlip")],
     *[("plan.checkpoint", value) for value in ("/etc/passwd", 7)],
     *[("plan.command", value) for value in ("ls",)],
     *[("federation.heartbeat_s", value) for value in (0, -1, 1e-9, 1e9, math.nan, math.inf)],

@@ -28,8 +28,8 @@ from protofed.client.training.context import FitContext
 from protofed.client.training.loop import train
 from protofed.client.training.noisy_steps import ClippedSum, PerExample, check_model
 from protofed.client.training.progress import ParameterGroup, on_disk
-from protofed.common.config.recipe import DpCost, DpPlan, Plan
-from protofed.common.config.tables import Input, NamedOptions
+from protofed.common.config.recipe import AugmentationSetting, DpCost, DpPlan, Plan
+from protofed.common.config.tables import Input, NamedOptions, NamedTransform
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
 from protofed.common.payload import Part
 from protofed.common.protocol.messages import Task, TaskKind
@@ -381,10 +381,11 @@ def test_micro_batches_shrink_until_they_fit(local_of: LocalOf) -> None:
 
 
 TASK = Task(TaskKind.FIT, "run", 2, "n1", None, 0, 60.0)
+NOISE = (NamedTransform.model_validate({"transform": "monai/RandGaussianNoise", "prob": 0.5}),)
 STEPS = 2 * (3 + 1)  # two calls: three epochs of two steps, and one
 
 
-def dying_fit(state: Path, at: int = -1) -> bytes | None:
+def dying_fit(state: Path, at: int = -1, augmentation: AugmentationSetting = "crop-flip") -> bytes | None:
     """Two calls of `train` on a net with dropout, augmentation and momentum; None: it died at that step."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
@@ -393,7 +394,7 @@ def dying_fit(state: Path, at: int = -1) -> bytes | None:
     draw = torch.Generator().manual_seed(7)
     examples = Examples(torch.rand(24, 1, 4, 4, generator=draw), torch.arange(24) % 2, torch.arange(24) // 3)
     data = SiteData(examples, examples, Input(shape=(1, 4, 4)), 2)
-    plan = Plan(epochs=3, batch_size=4, lr=0.1, momentum=0.9, augmentation="crop-flip", checkpoint=True)
+    plan = Plan(epochs=3, batch_size=4, lr=0.1, momentum=0.9, augmentation=augmentation, checkpoint=True)
     local = FitContext("ann", 2, 4, model, data, 2, plan, torch.Generator().manual_seed(1), {}, check=Deadly(at))
     local = with_noise(local, DpPlan(noise_multiplier=0.5, sampling_rate=0.5))
     torch.manual_seed(at)  # whatever the process's own generators are at: a fit seeds what it draws from
@@ -405,10 +406,13 @@ def dying_fit(state: Path, at: int = -1) -> bytes | None:
     return None
 
 
-def test_a_fit_that_dies_at_any_step_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
-    undisturbed = dying_fit(tmp_path / "undisturbed")
+@pytest.mark.parametrize("augmentation", ["crop-flip", NOISE], ids=["by name", "of transforms"])
+def test_a_fit_that_dies_at_any_step_goes_on_to_the_same_bytes(
+    augmentation: AugmentationSetting, tmp_path: Path
+) -> None:
+    undisturbed = dying_fit(tmp_path / "undisturbed", augmentation=augmentation)
     assert undisturbed is not None
     for at in range(STEPS):
-        assert dying_fit(tmp_path / str(at), at) is None
-        assert dying_fit(tmp_path / str(at)) == undisturbed
-    assert dying_fit(tmp_path / "after", STEPS) == undisturbed
+        assert dying_fit(tmp_path / str(at), at, augmentation) is None
+        assert dying_fit(tmp_path / str(at), augmentation=augmentation) == undisturbed
+    assert dying_fit(tmp_path / "after", STEPS, augmentation) == undisturbed

@@ -48,6 +48,13 @@ PLANS = {
     "adam": {**ADAM, "weight_decay": 0.1},
     "adamw": {**ADAM, "optimizer": "adamw", "drop_last": True},
     "by-class": {"lr": 0.1, "sampling": "class-balanced", "loss": "balanced-softmax", "augmentation": "crop-flip"},
+    "transforms": {
+        "lr": 0.1,
+        "augmentation": [
+            {"transform": "torchvision/RandomHorizontalFlip"},
+            {"transform": "monai/RandGaussianNoise", "prob": 0.5},
+        ],
+    },
 }
 
 
