@@ -142,6 +142,25 @@ def test_what_was_written_before_a_disk_is_full_is_kept(tmp_path: Path, monkeypa
         assert len(cache(tmp_path / "cache").prepare(some).rows) == 5
 
 
+def test_a_disk_that_fills_up_meanwhile_keeps_what_was_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, some, of_run = tmp_path / "disk", pictures(tmp_path / "in", 40), input_((1, 200, 200), fit="stretch")
+    disk.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=800k", "none", disk], check=False, capture_output=True
+    ).returncode:
+        pytest.skip("no disk of its own can be mounted here")
+    try:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, 10**9))
+        monkeypatch.setattr(image_cache, "CHUNK", 2)
+        monkeypatch.setattr(image_cache, "COMMIT_BYTES", 1)
+        with pytest.raises(DataError, match=r"is full; what was decoded is kept.*cache\.folder"):
+            cache(disk, of_run).prepare(some)
+        (entry,) = list_caches(disk)
+        assert 0 < entry.images < 20
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
 def test_the_longest_unused_go_first_and_not_the_one_in_use(tmp_path: Path) -> None:
     some, folder = pictures(tmp_path / "in", 4), tmp_path / "cache"
     wide = [input_((1, 64, 64 + step), fit="stretch") for step in range(3)]

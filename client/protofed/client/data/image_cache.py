@@ -210,6 +210,8 @@ class ImageCache:
             with _locked(self.folder, wait=True), closing(_connect(self.folder)) as index:
                 yield index
         except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                raise _write_error(self.folder, OSError(errno.ENOSPC, "")) from error
             raise DataError(
                 f"the index of prepared images in {self.folder} cannot be used ({error}): {_CLEAR}"
             ) from error
