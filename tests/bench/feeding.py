@@ -95,9 +95,9 @@ def in_turns(*epochs: Epoch, before: Callable[[], None] = lambda: None) -> list[
     for _ in range(TURNS):
         for run, rates in zip(epochs, found, strict=True):
             before()
-            begun = time.perf_counter()
+            started = time.perf_counter()
             run()
-            rates.append(COUNT / (time.perf_counter() - begun))
+            rates.append(COUNT / (time.perf_counter() - started))
     return [statistics.median(rates) for rates in found]
 
 

@@ -127,13 +127,13 @@ class CacheEntry:
 
 def log_progress() -> Report:
     """Reports each ten seconds to the log."""
-    begun = last = time.monotonic()
+    started = last = time.monotonic()
 
     def report(done: int, total: int) -> None:
         nonlocal last
         if (now := time.monotonic()) - last >= 10 and done:
             last = now
-            left_s = (now - begun) / done * (total - done)
+            left_s = (now - started) / done * (total - done)
             log.info("images are decoded onto the disk", number=done, of=total, seconds_left=round(left_s))
 
     return report
@@ -397,7 +397,7 @@ _Job: TypeAlias = tuple[str, Path, str, int]  # name, file, part, row
 _Result: TypeAlias = tuple[int, int] | str  # bits and checksum of what was written; or why it cannot be read
 
 
-class _Worker:
+class _DecodingProcess:
     """What a process that decodes knows."""
 
     input: Input
@@ -411,8 +411,8 @@ def _begin(folder: str, input_: str, allowed: frozenset[str]) -> None:
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     plugins.allow(allowed)  # a preparation may be a plug-in
-    _Worker.input = Input.model_validate_json(input_)
-    _Worker.handles = {bits: _handle(Path(folder), bits) for bits in ARRAYS}
+    _DecodingProcess.input = Input.model_validate_json(input_)
+    _DecodingProcess.handles = {bits: _handle(Path(folder), bits) for bits in ARRAYS}
 
 
 def _end_with_parent() -> None:
@@ -428,11 +428,11 @@ def _decode_all(jobs: Sequence[_Job]) -> list[_Result]:
 
 def _decode(path: Path, part: str, row: int) -> _Result:
     try:
-        pixels = decode_file(path, _Worker.input, part)
+        pixels = decode_file(path, _DecodingProcess.input, part)
     except UnreadableImageError as error:
         return str(error)
     data, bits = pixels.tobytes(), 8 * pixels.itemsize
-    written = os.pwrite(_Worker.handles[bits], data, row * len(data))
+    written = os.pwrite(_DecodingProcess.handles[bits], data, row * len(data))
     if written < len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return bits, crc32c(data)
