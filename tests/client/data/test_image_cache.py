@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,9 @@ def test_a_build_that_was_killed_ends_as_any_other(where: str, after: int, tmp_p
     assert np.array_equal(later.images.open(), whole.images.open())
 
 
-def test_what_was_written_before_a_disk_is_full_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_the_room_is_named_before_the_first_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     some = pictures(tmp_path / "in", 5)
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, 149))
@@ -156,7 +159,7 @@ def test_a_disk_that_fills_up_meanwhile_keeps_what_was_entered(tmp_path: Path, m
         with pytest.raises(DataError, match=r"is full; what was decoded is kept.*cache\.folder"):
             cache(disk, of_run).prepare(some)
         (entry,) = list_caches(disk)
-        assert 0 < entry.images < 20
+        assert 0 < (entry.images or 0) < 20
     finally:
         subprocess.run(["umount", disk], check=True)
 
@@ -172,7 +175,7 @@ def test_the_longest_unused_go_first_and_not_the_one_in_use(tmp_path: Path) -> N
         cache(folder, wide[2], disk_gb=2.4 * each / 1e9).prepare(some)
     assert {entry.name for entry in list_caches(folder)} == {cache(folder, wide[n]).folder.name for n in (0, 2)}
     assert [entry["name"] for entry in logs if "longest" in entry["event"]] == [cache(folder, wide[1]).folder.name]
-    with pytest.raises(DataError, match=r"above cache\.disk_gb = 1e-06"):
+    with pytest.raises(DataError, match=r"need 0\.0 GB, and cache\.disk_gb allows 1e-06"):
         cache(folder, wide[1], disk_gb=1e-6).prepare(some)
 
 
@@ -195,7 +198,8 @@ def test_it_is_for_its_owner_alone_and_names_no_file(tmp_path: Path) -> None:
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "cache").rglob("*") if path.is_file()}
     assert (modes, stat.S_IMODE(of_run.folder.stat().st_mode)) == ({0o600}, 0o700)
     assert all(b"Doe" not in path.read_bytes() for path in of_run.folder.iterdir())
-    assert (tmp_path / "cache" / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55")
+    assert (of_run.folder / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55")
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [of_run.folder.name]  # nothing of ours beside it
 
 
 def test_what_is_listed_can_be_cleared_but_not_under_a_build(tmp_path: Path) -> None:
@@ -209,13 +213,39 @@ def test_what_is_listed_can_be_cleared_but_not_under_a_build(tmp_path: Path) -> 
     assert (list_caches(tmp_path / "cache"), list_caches(tmp_path / "none")) == ([], [])
 
 
+def test_what_others_put_there_stays(tmp_path: Path) -> None:
+    of_run, other = cache(tmp_path / "cache"), tmp_path / "cache" / "mine"
+    of_run.prepare(pictures(tmp_path / "in", 3))
+    other.mkdir()
+    for path in (other / "preparation.json", of_run.folder / "notes.txt"):
+        path.write_text("{}")
+    assert [entry.name for entry in list_caches(tmp_path / "cache")] == [of_run.folder.name]
+    assert clear_cache(tmp_path / "cache", of_run.folder.name)
+    assert [path.name for path in of_run.folder.iterdir()] == ["notes.txt"]
+    assert len(of_run.prepare(pictures(tmp_path / "in", 3)).rows) == 3  # and it is made anew
+
+
+def test_who_waited_while_the_folder_was_removed_begins_anew(tmp_path: Path) -> None:
+    of_run = cache(tmp_path / "cache")
+    of_run.prepare(some := pictures(tmp_path / "in", 3))
+    with ThreadPoolExecutor(1) as pool, capture_logs() as logs:
+        with image_cache._locked(of_run.folder, wait=False):
+            waiting = pool.submit(of_run.prepare, some)
+            while not any("waiting for it" in entry["event"] for entry in logs):
+                time.sleep(0.01)
+            shutil.rmtree(of_run.folder)
+        assert (waiting.result().rows >= 0).all()
+    assert [entry.images for entry in list_caches(tmp_path / "cache")] == [3]
+
+
 def test_an_index_that_is_none_is_named_with_what_to_do(tmp_path: Path) -> None:
     of_run = cache(tmp_path / "cache")
     of_run.prepare(pictures(tmp_path / "in", 3))
     (of_run.folder / "index.sqlite").write_bytes(b"not a database, but long enough to look like one" * 100)
     with pytest.raises(DataError, match="protofed client cache clear"):
         cache(tmp_path / "cache").prepare(pictures(tmp_path / "in", 3))
-    assert issubclass(sqlite3.DatabaseError, sqlite3.Error)
+    (entry,) = list_caches(tmp_path / "cache")
+    assert (entry.images, clear_cache(tmp_path / "cache", entry.name)) == (None, True)  # as the message says
 
 
 @pytest.mark.parametrize("noisy", [False, True])

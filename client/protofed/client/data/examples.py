@@ -130,6 +130,8 @@ class Examples:
 
     def normalised(self, input_: Input) -> Tensor:
         """The images as the model takes them, float32 [N, channels, H, W]; of a view a copy."""
+        if self.source is not None:  # a cache may have more images than these
+            return normaliser(input_, self.images.dtype, self.images.device)(self.pixels())
         whole = self.normalised_array(input_)
         return whole if self.rows is None else select(whole, self.rows)
 

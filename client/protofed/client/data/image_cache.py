@@ -26,6 +26,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -38,7 +39,6 @@ from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
@@ -55,6 +55,7 @@ from numpy.typing import NDArray
 from protofed.client.data.decoding import Pixels, decode_file, deepened, silence_decoders
 from protofed.client.data.file_entry import UnreadableImageError, digest_content
 from protofed.common import plugins
+from protofed.common.config.recipe import PREPROCESSING
 from protofed.common.config.settings import Cache
 from protofed.common.config.tables import Input
 from protofed.common.config.transforms import is_shipped
@@ -65,12 +66,16 @@ from protofed.common.storage import files
 Picture: TypeAlias = tuple[Path, str]  # a file, or the folder of a series; and which part of it, as of `FileEntry`
 Report: TypeAlias = Callable[[int, int], None]  # how many of how many images are done
 
-FORMAT = 1  # raised when what an image becomes changes, or how it is kept
-PREPARATION, INDEX, USED, LOCK = "preparation.json", "index.sqlite", "used", "lock"
+FORMAT = 1  # of what is in a folder
+PREPARATION, INDEX, USED, LOCK, TAG = "preparation.json", "index.sqlite", "used", "lock", "CACHEDIR.TAG"
 ARRAYS: Mapping[int, str] = {8: "8.bin", 16: "16.bin"}
 _DTYPES: Mapping[int, Any] = {8: np.uint8, 16: np.uint16}
 _FLAGS = {8: 1, 16: 2}  # of `images.bits` in the index: which arrays have the row
-_LIBRARIES = ("pillow", "pydicom", "pylibjpeg", "nibabel", "openslide-python", "torchvision", "monai")
+_LIBRARIES = (
+    *("pillow", "pydicom", "pylibjpeg", "pylibjpeg-openjpeg", "pylibjpeg-libjpeg"),
+    *("nibabel", "openslide-python", "torchvision", "monai"),
+)
+_NAME = re.compile(r"[0-9]+x[0-9]+x[0-9]+-[0-9a-f]{16}")
 CHUNK = 32  # images that a process gets at a time
 COMMIT_BYTES = 256 << 20  # of images that are written between two commits
 SAMPLED = 64  # rows whose checksum is compared each time
@@ -120,7 +125,7 @@ class CacheEntry:
 
     name: str
     preparation: Mapping[str, Any]
-    images: int
+    images: int | None  # None: the index is damaged
     nbytes: int  # on the disk
     used: float  # seconds since 1970
 
@@ -149,16 +154,20 @@ def default_folder() -> Path:
 class ImageCache:
     """The images of one preparation.
 
+    Attributes:
+        input: what images become.
+        report: called as images are decoded.
+        processes: that decode at a time.
+        folder: of this preparation.
+
     Args:
         settings: of the cache; `folder` None: `default_folder`.
-        report: called as images are prepared.
     """
 
     def __init__(self, settings: Cache, input_: Input, report: Report | None = None) -> None:
-        self._settings, self._input = settings, input_
-        self._root = settings.folder or default_folder()
-        self._report = report or log_progress()
-        self._preparation = describe(input_)
+        self.input, self.report = input_, report or log_progress()
+        self.processes = settings.processes or len(os.sched_getaffinity(0))
+        self._settings, self._root, self._preparation = settings, settings.folder or default_folder(), describe(input_)
         digest = hashlib.blake2b(_json(self._preparation), digest_size=8).hexdigest()
         self.folder = self._root / f"{'x'.join(map(str, input_.shape))}-{digest}"
 
@@ -193,22 +202,23 @@ class ImageCache:
         rows = np.array([known[name][0] if name in known else -1 for name in names], np.int64)
         path = self.folder / ARRAYS[bits]
         count = path.stat().st_size // self.row_bytes(bits) if path.exists() else 0
-        return Prepared(CachedImages(path, bits, (count, *self._input.shape)), rows, [reasons.get(n) for n in names])
+        return Prepared(CachedImages(path, bits, (count, *self.input.shape)), rows, [reasons.get(n) for n in names])
 
     def row_bytes(self, bits: int) -> int:
         """Bytes of an image."""
-        return bits // 8 * prod(self._input.shape)
+        return bits // 8 * prod(self.input.shape)
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         """The index, while this process alone may add to it."""
         try:
-            _make_folder(self._root)
-            self.folder.mkdir(0o700, exist_ok=True)
-            if not (self.folder / PREPARATION).exists():
-                files.write(self.folder / PREPARATION, _json(self._preparation))
-            with _locked(self.folder, wait=True), closing(_connect(self.folder)) as index:
-                yield index
+            self._root.mkdir(0o700, parents=True, exist_ok=True)
+            with _locked(self.folder, wait=True):
+                for name, content in ((TAG, _TAG.encode()), (PREPARATION, _json(self._preparation))):
+                    if not (self.folder / name).exists():
+                        files.write(self.folder / name, content)
+                with closing(_connect(self.folder)) as index:
+                    yield index
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
                 raise _write_error(self.folder, OSError(errno.ENOSPC, "")) from error
@@ -219,17 +229,16 @@ class ImageCache:
             raise _write_error(self.folder, error) from error
 
     def _contents(self, index: sqlite3.Connection, paths: Sequence[Path]) -> list[str]:
-        keys, stamps = [_key(path) for path in paths], list(_in_threads(_stamp, paths))
+        keys, stamps = [_key(path) for path in paths], _in_threads(_stamp, paths)
         known = {path: (stamp, content) for path, stamp, content in index.execute("SELECT * FROM files")}
         old = [known.get(key, ("", ""))[0] == stamp != "" for key, stamp in zip(keys, stamps, strict=True)]
         changed = [place for place, same in enumerate(old) if not same]
         for first in range(0, len(changed), 4096):
             part = changed[first : first + 4096]
-            digests = list(_in_threads(_content, [paths[place] for place in part]))
-            for place, digest in zip(part, digests, strict=True):
-                known[keys[place]] = stamps[place], digest
+            digests = _in_threads(_content, [paths[place] for place in part])
+            rows = [(keys[place], stamps[place], digest) for place, digest in zip(part, digests, strict=True)]
+            known.update({path: (stamp, content) for path, stamp, content in rows})
             with index:
-                rows = [(keys[place], stamps[place], digest) for place, digest in zip(part, digests, strict=True)]
                 index.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", rows)
         return [known[key][1] for key in keys]
 
@@ -288,32 +297,17 @@ class ImageCache:
             )
         if self._settings.disk_gb is None:
             return
-        entries, limit = list_caches(self._root), self._settings.disk_gb * 1e9
-        excess = sum(entry.nbytes for entry in entries) + nbytes - limit
-        for entry in sorted(entries, key=lambda entry: entry.used):
-            if excess > 0 and entry.name != self.folder.name and clear_cache(self._root, entry.name):
-                log.info("prepared images that were not used for longest are removed", name=entry.name)
-                excess -= entry.nbytes
-        if excess > 0:
+        sizes = {entry.name: entry.nbytes for entry in list_caches(self._root)}
+        limit, own = self._settings.disk_gb * 1e9, sizes.pop(self.folder.name, 0) + nbytes
+        if own > limit:
             raise DataError(
-                f"prepared images need {_gb(nbytes)} more, which is {_gb(excess)} above cache.disk_gb = "
+                f"the prepared images of this run need {_gb(own)}, and cache.disk_gb allows "
                 f"{self._settings.disk_gb:g}; raise it, or remove it"
             )
-
-    @cached_property
-    def processes(self) -> int:
-        """How many decode at a time."""
-        return self._settings.processes or len(os.sched_getaffinity(0))
-
-    @property
-    def input(self) -> Input:
-        """What images become."""
-        return self._input
-
-    @property
-    def report(self) -> Report:
-        """What is called as images are prepared."""
-        return self._report
+        for entry in sorted(list_caches(self._root), key=lambda entry: entry.used):
+            if entry.name in sizes and own + sum(sizes.values()) > limit and clear_cache(self._root, entry.name):
+                log.info("prepared images that were not used for longest are removed", name=entry.name)
+                del sizes[entry.name]
 
 
 class _Builder:
@@ -457,7 +451,8 @@ def describe(input_: Input) -> dict[str, Any]:
     decides = input_.model_dump(mode="json", exclude={"mean", "std"}, exclude_defaults=True) | {"shape": input_.shape}
     code = {step.transform: _code(step.transform) for step in input_.prepare if not is_shipped(step.transform)}
     libraries = {name: _version(name) for name in _LIBRARIES}
-    return {"format": FORMAT, "input": decides, "libraries": libraries, "code": code}
+    versions = {"format": FORMAT, "preprocessing": PREPROCESSING}
+    return {**versions, "input": decides, "libraries": libraries, "code": code}
 
 
 def _code(plugin: str) -> str:
@@ -467,41 +462,37 @@ def _code(plugin: str) -> str:
 
 
 def list_caches(root: Path) -> list[CacheEntry]:
-    """What is kept in a folder of caches, by name."""
+    """What is kept in a folder of caches, by name; what else is in it is somebody else's."""
     if not root.is_dir():
         return []
-    return [_entry(folder) for folder in sorted(root.iterdir()) if (folder / PREPARATION).is_file()]
+    folders = [folder for folder in sorted(root.iterdir()) if _NAME.fullmatch(folder.name)]
+    return [_entry(folder) for folder in folders if (folder / PREPARATION).is_file()]
 
 
 def clear_cache(root: Path, name: str) -> bool:
-    """Remove one preparation's images; False: a process is adding to them. Others may go on reading what they have."""
+    """Remove one preparation's images; False: a process is adding to them. Others may go on reading what they have.
+
+    A folder in which somebody has put another file stays, with that file.
+    """
     folder = root / name
     try:
         with _locked(folder, wait=False):
-            for file in (PREPARATION, INDEX, f"{INDEX}-journal", *ARRAYS.values(), USED, LOCK):
+            for file in (PREPARATION, INDEX, f"{INDEX}-journal", *ARRAYS.values(), USED, TAG, LOCK):
                 (folder / file).unlink(missing_ok=True)
-            folder.rmdir()
+            with suppress(OSError):
+                folder.rmdir()
     except BlockingIOError:
         return False
     return True
 
 
 def _entry(folder: Path) -> CacheEntry:
-    preparation = json.loads((folder / PREPARATION).read_text(encoding="utf-8"))
-    count = 0
-    if (folder / INDEX).exists():
-        with closing(_connect(folder)) as index:
-            (count,) = index.execute("SELECT count(*) FROM images").fetchone()
+    preparation, count = json.loads((folder / PREPARATION).read_text(encoding="utf-8")), None
+    with suppress(sqlite3.Error), closing(_connect(folder)) as index:
+        (count,) = index.execute("SELECT count(*) FROM images").fetchone()
     nbytes = sum(512 * file.stat().st_blocks for file in folder.iterdir())
     used = folder / USED
     return CacheEntry(folder.name, preparation, count, nbytes, (used if used.exists() else folder).stat().st_mtime)
-
-
-def _make_folder(root: Path) -> None:
-    if not root.exists():
-        root.mkdir(0o700, parents=True)
-    if not (root / "CACHEDIR.TAG").exists():
-        files.write(root / "CACHEDIR.TAG", _TAG.encode())
 
 
 def _connect(folder: Path) -> sqlite3.Connection:
@@ -518,25 +509,48 @@ def _known(index: sqlite3.Connection) -> dict[str, tuple[int, int]]:
 
 @contextmanager
 def _locked(folder: Path, *, wait: bool) -> Iterator[None]:
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, files.PRIVATE)
+    """Hold the folder's lock; the folder is made if it is missing.
+
+    Raises:
+        BlockingIOError: another process holds it, and we do not wait.
+    """
+    handle = _lock(folder, wait=wait)
+    while not _is_at(folder / LOCK, handle):  # who held it has removed the folder
+        os.close(handle)
+        handle = _lock(folder, wait=wait)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not wait:
-                raise
-            log.info("another process prepares images; waiting for it", folder=str(folder))
-            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)
+
+
+def _lock(folder: Path, *, wait: bool) -> int:
+    folder.mkdir(0o700, exist_ok=True)
+    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, files.PRIVATE)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if not wait:
+            os.close(handle)
+            raise
+        log.info("another process prepares images; waiting for it", folder=str(folder))
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    return handle
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    """Whether an open file is still the one of this path."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
 
 
 def _handle(folder: Path, bits: int) -> int:
     return os.open(folder / ARRAYS[bits], os.O_RDWR | os.O_CREAT, files.PRIVATE)
 
 
-def _in_threads(work: Callable[[Path], str], paths: Sequence[Path]) -> Iterable[str]:
+def _in_threads(work: Callable[[Path], str], paths: Sequence[Path]) -> list[str]:
     with ThreadPoolExecutor(_HASHERS) as pool:
         return list(pool.map(work, paths))
 

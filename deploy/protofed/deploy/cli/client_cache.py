@@ -68,7 +68,7 @@ def clear(
         say(NONE)
         return
     if not yes:
-        confirm(f"remove {sum(entry.images for entry in chosen):,} decoded images from {root}?")
+        confirm(f"remove {sum(entry.images or 0 for entry in chosen):,} decoded images from {root}?")
     for entry in chosen:
         done = clear_cache(root, entry.name)
         say(f"{entry.name}: {'removed' if done else 'kept, a process is adding images to it; stop it, then try again'}")
@@ -95,7 +95,7 @@ def _row(entry: CacheEntry) -> dict[str, Any]:
 
 CELLS: Mapping[str, Callable[[dict[str, Any]], str]] = {
     "name": lambda row: str(row["name"]),
-    "images": lambda row: f"{row['images']:,}",
+    "images": lambda row: "damaged" if row["images"] is None else f"{row['images']:,}",
     "on the disk": lambda row: decimal(row["bytes"]),
     "last used (UTC)": lambda row: str(row["used"]),
     "prepared by": lambda row: ", ".join(f"{key} = {value}" for key, value in row["prepared"].items()) or "size alone",
