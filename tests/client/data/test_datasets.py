@@ -15,7 +15,7 @@ from tests.support.image_files import STEP, ramp
 from torch.utils.data import Dataset, IterableDataset
 
 from protofed.client.data import arrays
-from protofed.client.data.datasets import check_item, read_dataset
+from protofed.client.data.datasets import check_item, infer_item_input, read_dataset
 from protofed.client.data.decoding import in_unit
 from protofed.client.data.sources import load
 from protofed.common import plugins
@@ -105,6 +105,13 @@ def test_items_are_fitted_as_files_are() -> None:
     step = {"transform": "torchvision/CenterCrop", "size": 2}
     prepared = read_dataset(Listed([(PLANES, 0), (UNIT, 0)]), run(3, 2, 2, prepare=[step])).examples.pixels()
     torch.testing.assert_close(prepared.float() / 65535, UNIT[None, :, 1:3, 1:3].expand(2, -1, -1, -1))
+
+
+def test_without_a_run_items_are_fitted_to_the_first_ones_shape() -> None:
+    tall = np.zeros((8, 4), np.uint8)
+    found = infer_item_input(Listed([(GREY, 0), (tall, 1)]))
+    assert (found.shape, found.fit, found.colours) == ((1, 4, 4), "stretch", "convert")
+    assert read_dataset(Listed([(GREY, 0), (tall, 1)]), None).examples.images.shape == (2, 1, 4, 4)
 
 
 def test_bytes_and_floats_together_become_deep() -> None:

@@ -17,15 +17,17 @@ import pytest
 import torch
 from monai.transforms.transform import Randomizable
 from numpy.typing import NDArray
-from tests.support.image_files import ramp, save
+from tests.support.image_files import ramp, save, settings
 from torch import Tensor
 from torchvision.transforms import v2
 
 from protofed.client.data.augmentation import AUGMENTATIONS, build_augmentation
 from protofed.client.data.decoding import decode
 from protofed.client.data.examples import Examples
+from protofed.client.data.file_entry import TooManyUnreadableError
 from protofed.client.data.preparation import Preparation
 from protofed.client.data.site_data import SiteData
+from protofed.client.data.sources import load
 from protofed.common import plugins
 from protofed.common.config.tables import Input, NamedTransform
 from protofed.common.config.transforms import OPTIONS, is_random
@@ -211,6 +213,20 @@ def test_a_file_is_prepared_after_its_colours_and_before_it_is_fitted(tmp_path: 
     windowed = decode(file, run(named("monai/ScaleIntensity"), shape=(1, 8, 8), window=(31.5, 63)))
     assert windowed.dtype == np.uint16
     assert (windowed.min(), windowed.max()) == (0, 65535)
+
+
+def test_an_image_on_which_a_transform_fails_is_left_out_by_itself_under_noise(tmp_path: Path) -> None:
+    for number in range(12):  # a refusal of the site would tell of the dark one
+        save(
+            tmp_path / ("mel" if number % 2 else "nv") / f"{number}.png",
+            np.full((8, 8), 0 if number == 5 else 200, np.uint8),
+        )
+    gain = run(named("monai/ScaleIntensityRange", a_min=0, a_max=1, b_min=2, b_max=0.5), shape=(1, 8, 8))
+    data = settings("folder", tmp_path)
+    source = load(data, gain, ("mel", "nv"), noisy=True)
+    assert len(source.train) + len(source.test) == 11
+    with pytest.raises(TooManyUnreadableError, match="1 of 12 images cannot be read: 1 × transform 'monai/ScaleInt"):
+        load(data, gain, ("mel", "nv"))
 
 
 @pytest.mark.parametrize("fit", ["stretch", "crop", "pad"])

@@ -50,11 +50,12 @@ _FOREIGN = (
 )
 
 
-def read(data: Data, input_: Input) -> Halves:
+def read(data: Data, input_: Input | None) -> Halves:
     """The source that `data` names, as it stands.
 
     Args:
-        input_: what the images of a PyTorch dataset are fitted to; arrays stay as they are.
+        input_: what the images of a PyTorch dataset are fitted to; None: the first image's shape. Arrays stay as they
+            are.
 
     Raises:
         DataError: it is missing or unreadable.
@@ -139,7 +140,7 @@ def _medmnist(data: Data) -> Halves:
     return train, test
 
 
-def _plugin(data: Data, input_: Input) -> Halves:
+def _plugin(data: Data, input_: Input | None) -> Halves:
     read = load(PluginKind.DATASET, data.source, SOURCES)
     try:
         result = read(data)
@@ -152,7 +153,7 @@ def _plugin(data: Data, input_: Input) -> Halves:
     return train, test
 
 
-def _plugin_half(half: object, source: str, input_: Input) -> DataSplit | None:
+def _plugin_half(half: object, source: str, input_: Input | None) -> DataSplit | None:
     if isinstance(half, DataSplit | None):
         return half
     if not isinstance(half, Dataset):

@@ -49,6 +49,11 @@ def move_images(augmentation: Augmentation, images: Tensor, drawn: Tensor) -> Te
     return augmentation.move(images / UNITS[torch.uint16], drawn)
 
 
+def moved_dtype(augmentation: Augmentation, dtype: torch.dtype) -> torch.dtype:
+    """What `move_images` makes of raw images of a dtype."""
+    return torch.float32 if dtype == torch.uint16 and not augmentation.copies else dtype
+
+
 def normaliser(input_: Input, dtype: torch.dtype, device: torch.device) -> Callable[[Tensor], Tensor]:
     """(pixel - mean) / std by channel, for images of this dtype on this device: [B, channels, H, W] -> float32."""
     shift, scale = (torch.tensor(v, device=device).mul(UNITS[dtype]).view(-1, 1, 1) for v in (input_.mean, input_.std))

@@ -96,8 +96,23 @@ def fit_item(image: Image.Image | Pixels, input_: Input) -> Pixels:
     return fit_planes(image, input_)
 
 
-def read_dataset(dataset: Items, input_: Input) -> DataSplit:
+def infer_item_input(dataset: Items) -> Input:
+    """An input with the shape of the first item's image, to which the others are fitted.
+
+    Raises:
+        DataError: as of `read_item`.
+    """
+    image = read_item(dataset, 0).image
+    planes = np.atleast_3d(np.asarray(image)).transpose(2, 0, 1) if isinstance(image, Image.Image) else image
+    channels, height, width = planes.shape
+    return Input(shape=(channels, height, width), fit="stretch", colours="convert")
+
+
+def read_dataset(dataset: Items, input_: Input | None) -> DataSplit:
     """All items of a dataset, in memory, with patients as groups.
+
+    Args:
+        input_: None: as of `infer_item_input`.
 
     Raises:
         DataError: it has no length or no item, an item cannot be used (its number is named), only some have a patient,
@@ -105,6 +120,7 @@ def read_dataset(dataset: Items, input_: Input) -> DataSplit:
     """
     count = _count_items(dataset)
     _check_repeatable(dataset)
+    input_ = input_ or infer_item_input(dataset)
     images: NDArray[Any] = np.empty((count, *input_.shape), np.uint8)
     labels, patients = torch.empty(count, dtype=torch.int64), list[str | None]()
     for number in range(count):

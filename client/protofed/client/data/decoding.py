@@ -232,13 +232,18 @@ def fit_planes(pixels: Pixels, input_: Input) -> Pixels:
         [channels, H, W] as of `decode`.
 
     Raises:
-        ConfigError, DataError: as of `Preparation`.
-        UnreadableImageError: of a size that the run accepts only with another `input.fit`.
+        ConfigError: as of `Preparation`.
+        UnreadableImageError: a transform fails on it, or it has a size that the run accepts only with another
+            `input.fit`.
     """
     if input_.prepare:
         from protofed.client.data.preparation import Preparation  # PyTorch, which decoding alone does not need
 
-        pixels = Preparation.of(input_)(np.broadcast_to(pixels, (input_.shape[0], *pixels.shape[1:])))
+        prepare = Preparation.of(input_)
+        try:
+            pixels = prepare(np.broadcast_to(pixels, (input_.shape[0], *pixels.shape[1:])))
+        except DataError as error:  # of this image: in a run with noise it alone must be left out
+            raise UnreadableImageError(str(error)) from error
     return _spread(np.stack([_fitted(float_image(plane), input_) for plane in pixels]), input_)
 
 

@@ -26,10 +26,8 @@ from protofed.common.plugins import PluginKind, error_line
 from protofed.common.plugins import load as load_plugin
 
 _OWN = frozenset({"npz", "folder", "manifest"})  # sources of a site's own images, as those of plug-ins
-_LONG_TAIL_STREAM = 1  # seeds the tail together with data.seed: its draws must not move those of the partition
-
-
 _READING = Reading()
+_LONG_TAIL_STREAM = 1  # seeds the tail together with data.seed: its draws must not move those of the partition
 
 
 def load_sites(

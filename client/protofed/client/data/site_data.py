@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from protofed.client.data.augmentation import Augmentation, build_augmentation, move_images, normaliser
+from protofed.client.data.augmentation import Augmentation, build_augmentation, move_images, moved_dtype, normaliser
 from protofed.client.data.examples import (
     Examples,
     check_labels,
@@ -106,17 +106,16 @@ class SiteData:
         ]
         if device.type == "cuda" and not fits(total_bytes(sets, device), device):
             return replace(self, device=device)
-        local, auxiliary = (
-            None if examples is None else examples.on(device) for examples in (self.local_test, self.auxiliary)
-        )
-        train, test = self.train.on(device), self.test.on(device)
-        return replace(self, train=train, test=test, local_test=local, auxiliary=auxiliary, device=device)
+        return replace(self._each(lambda examples: examples.on(device)), device=device)
 
     def compact(self) -> SiteData:
         """The same data without other sites' images in memory."""
-        local, auxiliary = (None if each is None else each.compact() for each in (self.local_test, self.auxiliary))
-        train, test = self.train.compact(), self.test.compact()
-        return replace(self, train=train, test=test, local_test=local, auxiliary=auxiliary)
+        return self._each(Examples.compact)
+
+    def _each(self, change: Callable[[Examples], Examples]) -> SiteData:
+        """These data with each of the sets changed."""
+        local, auxiliary = (None if each is None else change(each) for each in (self.local_test, self.auxiliary))
+        return replace(self, train=change(self.train), test=change(self.test), local_test=local, auxiliary=auxiliary)
 
     def held_out(self, fraction: float) -> tuple[SiteData, Examples]:
         """These data without a part of the training examples, and that part, for a method to compare models on.
@@ -178,15 +177,16 @@ class SiteData:
         raw = augmentation != "none" and moves is not None
         images, labels = self._batch(self.train, rows, raw=raw)
         if not raw or moves is None:
-            return self._prepared(self.train)[1](images), labels
+            return self._finisher(self.train)(images), labels
         images = move_images(build_augmentation(augmentation), images, moves.to(self.device))
         return normaliser(self.input, images.dtype, self.device)(images), labels
 
     def ordered(self, examples: Examples, size: int) -> Iterator[Batch]:
         """One pass over `examples` of this site in their order, without augmentation: for scores and class means."""
-        source, finish = self._prepared(examples)
+        finish = self._finisher(examples)
         if examples.rows is None and self._at_hand(examples):  # no copy
-            pieces: Iterable[Batch] = zip(torch.split(source, size), torch.split(examples.labels, size), strict=True)
+            images_of_all = torch.split(self._array(examples), size)
+            pieces: Iterable[Batch] = zip(images_of_all, torch.split(examples.labels, size), strict=True)
         else:
             pieces = self._loaded(examples, torch.split(torch.arange(len(examples)), size))
         for images, labels in pieces:
@@ -211,24 +211,32 @@ class SiteData:
         return torch.nonzero((own > 0) & (tested.bincount(minlength=self.classes) == 0)).flatten().tolist()
 
     def _plain(self, order: Tensor, size: int) -> Iterator[Batch]:
-        _, finish = self._prepared(self.train)
+        finish = self._finisher(self.train)
         for images, labels in self._loaded(self.train, torch.split(order, size)):
             yield finish(images), labels
 
     def _augmented(self, order: Tensor, size: int, augmentation: Augmentation, moves: Tensor) -> Iterator[Batch]:
         loaded = self._loaded(self.train, torch.split(order, size), raw=True)
+        finish = normaliser(self.input, moved_dtype(augmentation, self.train.images.dtype), self.device)
         for (images, labels), by in zip(loaded, torch.split(moves.to(self.device), size), strict=True):
-            moved = move_images(augmentation, images, by)
-            yield normaliser(self.input, moved.dtype, self.device)(moved), labels
+            yield finish(move_images(augmentation, images, by)), labels
 
-    def _prepared(self, examples: Examples) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """Images to take batches from, and the function that finishes a batch there: the identity where memory allows.
+    def _is_normalised(self, examples: Examples) -> bool:
+        """Whether batches are taken from a normalised copy: where memory allows, and not from the host's to a GPU.
 
-        In the host's memory they stay as they are: bytes take a quarter of the way to a GPU.
+        Bytes take a quarter of that way.
         """
-        if examples.kept_bytes and examples.images.device.type == self.device.type:
-            return examples.normalised_array(self.input), lambda images: images
-        return examples.images, normaliser(self.input, examples.images.dtype, self.device)
+        return bool(examples.kept_bytes) and examples.images.device.type == self.device.type
+
+    def _array(self, examples: Examples) -> Tensor:
+        """The images [M, channels, H, W] that batches are taken from."""
+        return examples.normalised_array(self.input) if self._is_normalised(examples) else examples.images
+
+    def _finisher(self, examples: Examples) -> Callable[[Tensor], Tensor]:
+        """The function that makes of a batch of `_array` what a model takes: the identity, if that is normalised."""
+        if self._is_normalised(examples):
+            return lambda images: images
+        return normaliser(self.input, examples.images.dtype, self.device)
 
     def _loaded(self, examples: Examples, parts: Iterable[Tensor], *, raw: bool = False) -> Iterator[Batch]:
         """The images and labels of each part, [B] int64 indices of examples on the CPU, on the site's device.
@@ -236,14 +244,14 @@ class SiteData:
         Threads read ahead what comes from a disk or goes to a GPU; what they read is in the same order.
 
         Args:
-            raw: the images as they are stored, not those that `_prepared` gives.
+            raw: the images as they are stored, not those of `_array`.
         """
         read = partial(self._batch, examples, raw=raw)
         yield from map(read, parts) if self._at_hand(examples) else read_ahead(read, parts)
 
     def _batch(self, examples: Examples, part: Tensor, *, raw: bool) -> Batch:
         """The images and labels of a part, [B] int64 on the CPU, on the site's device."""
-        images = examples.images if raw else self._prepared(examples)[0]
+        images = examples.images if raw else self._array(examples)
         rows = examples.rows_at(part)
         if self._at_hand(examples):
             return select(images, rows), select(examples.labels, part)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from protofed.client.data import arrays, image_files
 from protofed.client.data.decoding import Pixels, decode_file, deepened, open_image, silence_decoders
-from protofed.client.data.examples import Examples, as_tensor, check_shape, join, no_examples
+from protofed.client.data.examples import Examples, as_tensor, check_shape, join
 from protofed.client.data.file_entry import TooManyUnreadableError, UnreadableImageError
 from protofed.client.data.hold_out import Units, check_apart, units_of_contents, units_of_files, units_of_groups
 from protofed.client.data.image_cache import CachedImages, ImageCache, Picture, Report, depth_of_first
@@ -294,7 +294,10 @@ def load(
         DataError: the source is missing, unreadable, of another shape than the run's input, or has labels that are no
             class of the run.
     """
-    train, test = _read(data, input_, class_names, reading, noisy=noisy)
+    if data.source in LABELLED_BY_NAME:
+        train, test = read_files(data, input_, class_names, reading, noisy=noisy)
+    else:
+        train, test = _read_arrays(data, input_, class_names, noisy=noisy)
     for split in (train, test):
         check_shape(split.examples, input_)
     if data.merge_test_into_train:
@@ -316,14 +319,12 @@ def infer_input(data: Data) -> tuple[Input, int]:
     """
     if data.source in LABELLED_BY_NAME:
         return _first_shape(data), max(2, len(infer_class_names(data)))
-    train, test = _read(
-        data, Input(shape=(1, 1, 1)), (), Reading()
-    )  # any shape: `load` alone compares it with the images
+    train, test = _read_arrays(data, None)
     examples = train.examples if len(train.examples) else test.examples
     labels = torch.cat((train.examples.labels, test.examples.labels, torch.ones(1, dtype=torch.int64)))
     channels, height, width = examples.images.shape[1:]
     try:
-        return Input(shape=(channels, height, width)), int(labels.max()) + 1
+        return Input(shape=(channels, height, width), fit="stretch", colours="convert"), int(labels.max()) + 1
     except ValidationError as error:
         raise DataError(
             f"source {data.source} has images of {channels} x {height} x {width} [channels, height, width]. "
@@ -362,18 +363,20 @@ def _first_shape(data: Data) -> Input:
     raise DataError(f"{data.root}: none of the first {min(_TRIED, len(entries))} files is an image that can be read")
 
 
-def _read(
-    data: Data, input_: Input, class_names: Sequence[str], reading: Reading, *, noisy: bool = False
+def _read_arrays(
+    data: Data, input_: Input | None, class_names: Sequence[str] = (), *, noisy: bool = False
 ) -> tuple[DataSplit, DataSplit]:
-    """The training and test splits with the run's labels; a missing training split is empty, of `input_`'s shape."""
-    if data.source in LABELLED_BY_NAME:
-        return read_files(data, input_, class_names, reading, noisy=noisy)
+    """The training and test splits with the run's labels; a missing training split is empty.
+
+    Args:
+        input_: as of `arrays.read`.
+    """
     data = image_files.with_root(data)
     halves = (split and split.relabelled(data, class_names, noisy=noisy) for split in arrays.read(data, input_))
     train, test = (split.with_units() if split is not None and noisy else split for split in halves)
     if test is not None:
         refuse_test_fraction(data)
-        return train or DataSplit(no_examples(input_)), test
+        return train or DataSplit(test.examples.take(torch.empty(0, dtype=torch.int64))), test
     if train is None:
         raise DataError(f"source {data.source} has no images; expected some to train on or to test")
     train_rows, test_rows = draw_test_rows(train.examples.labels.numpy(), train.group, data, train.units)
