@@ -216,7 +216,7 @@ def test_a_file_is_prepared_after_its_colours_and_before_it_is_fitted(tmp_path: 
 
 
 def test_an_image_on_which_a_transform_fails_is_left_out_by_itself_under_noise(tmp_path: Path) -> None:
-    for number in range(12):  # a refusal of the site would tell of the dark one
+    for number in range(36):  # a refusal of the site would tell of the dark one
         save(
             tmp_path / ("mel" if number % 2 else "nv") / f"{number}.png",
             np.full((8, 8), 0 if number == 5 else 200, np.uint8),
@@ -224,8 +224,8 @@ def test_an_image_on_which_a_transform_fails_is_left_out_by_itself_under_noise(t
     gain = run(named("monai/ScaleIntensityRange", a_min=0, a_max=1, b_min=2, b_max=0.5), shape=(1, 8, 8))
     data = settings("folder", tmp_path)
     source = load(data, gain, ("mel", "nv"), noisy=True)
-    assert len(source.train) + len(source.test) == 11
-    with pytest.raises(TooManyUnreadableError, match="1 of 12 images cannot be read: 1 × transform 'monai/ScaleInt"):
+    assert len(source.train) + len(source.test) == 35
+    with pytest.raises(TooManyUnreadableError, match="1 of 36 images cannot be read: 1 × transform 'monai/ScaleInt"):
         load(data, gain, ("mel", "nv"))
 
 
