@@ -182,7 +182,7 @@ COUNTING: frozenset[Robust] = frozenset({"trimmed", "krum"})  # rules that have 
 Order = Annotated[tuple[int, ...], Field(max_length=MAX_CLASSES)]
 ClassName = Annotated[str, Field(pattern=r"^\S(?:.{0,78}\S)?$")]
 MIN_STEPS_OF_NOISE = 1024  # of 16 or more, rounding changes no probability by a factor that could be written down
-PREPROCESSING = 1  # incremented when the same `[input]` gives other pixels than before
+PREPROCESSING = 1  # incremented when the same `[input]` gives other pixels than before, but for rounding to 16 bits
 M = TypeVar("M", bound=BaseModel)
 
 
