@@ -17,7 +17,7 @@ import numpy as np
 import structlog
 import torch
 
-from protofed.client.data.augmentation import build_augmentation
+from protofed.client.data.augmentation import build_augmentation, move_images
 from protofed.client.data.examples import CONTRAST_IMAGES, Examples
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import ClientMethod, client_methods, compute_dp_cost
@@ -367,7 +367,7 @@ def _contrast(train: Examples, plan: Plan) -> float:
         return train.contrast()
     seen, augmentation = train.sample(CONTRAST_IMAGES, seed=0), build_augmentation(plan.augmentation)
     moves = augmentation.draw(len(seen), torch.Generator().manual_seed(0))
-    moved = augmentation.move(seen.images, moves)
+    moved = move_images(augmentation, seen.pixels(), moves)
     return min(train.contrast(), Examples(moved, seen.labels).contrast())
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from tests.support.scripted_server import RULES, RUN, AgentHarness
 
+from protofed.client.data.examples import Examples
 from protofed.client.site import PreparedRun, prepare
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason, TaskFailedError
 from protofed.common.protocol.messages import Assignment
 
@@ -47,3 +51,17 @@ def test_images_that_an_augmentation_makes_alike_are_refused_as_those_of_a_windo
     prepared(site({"min_contrast": 0.0}, [BLACK]))
     with pytest.raises(TaskFailedError, match=r"difference of 0 between.*limits\.min_contrast"):
         prepared(site({"min_contrast": 0.05}, [BLACK]))
+
+
+def test_the_contrast_of_many_images_is_that_of_a_sample_also_of_a_view() -> None:
+    rng = torch.Generator().manual_seed(0)
+    harness = site({"min_contrast": 0.05}, [FLIP])
+    own = harness.load_data(Recipe.model_validate(RUN))
+    images = torch.randint(0, 2**16, (900, *own.input.shape), generator=rng).to(torch.uint16)
+    many = Examples(images, torch.arange(900) % own.classes).take(torch.arange(0, 900, 2))  # more than the sample has
+    harness.load_data = lambda _: replace(own, train=many)
+    prepared(harness)
+    harness = site({"min_contrast": 0.05}, [BLACK])
+    harness.load_data = lambda _: replace(own, train=many)
+    with pytest.raises(TaskFailedError, match=r"difference of 0 between"):
+        prepared(harness)

@@ -259,8 +259,12 @@ def deepened(pixels: NDArray[np.uint8]) -> NDArray[np.uint16]:
 
 def in_unit(pixels: Pixels) -> NDArray[np.float32]:
     """Pixels [...] as floats in 0..1, which floats are already."""
-    white = 1.0 if pixels.dtype.kind == "f" else float(np.iinfo(pixels.dtype).max)
-    return np.asarray(pixels / np.float32(white), dtype=np.float32)
+    return np.asarray(pixels / np.float32(white_level(pixels.dtype)), dtype=np.float32)
+
+
+def white_level(dtype: np.dtype[Any]) -> float:
+    """The value of white in pixels of a dtype."""
+    return 1.0 if dtype.kind == "f" else float(np.iinfo(dtype).max)
 
 
 def _in_16_bits(pixels: NDArray[Any]) -> Pixels:

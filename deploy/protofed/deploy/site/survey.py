@@ -16,7 +16,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from protofed.client.data import arrays, dicom
-from protofed.client.data.decoding import FORMATS, decode, decode_file, silence_decoders
+from protofed.client.data.decoding import FORMATS, decode, decode_file, silence_decoders, white_level
 from protofed.client.data.file_entry import UnreadableImageError
 from protofed.client.data.image_cache import ImageCache
 from protofed.client.data.image_files import IndexedFile, Scan, with_root
@@ -140,10 +140,8 @@ def survey_arrays(
     for split, split_data in (("train" if test is not None else DRAWN, train), ("test", test)):
         if split_data is None:
             continue
-        class_of, images_of_split = (
-            _class_of_numbers(split_data, data, class_names),
-            split_data.examples.pixels().numpy(),
-        )
+        class_of = _class_of_numbers(split_data, data, class_names)
+        images_of_split = split_data.examples.pixels().numpy()
         for row, number in enumerate(split_data.examples.labels.tolist()):
             if (index := class_of[number]) is None:
                 (ignored if str(number) in names else unmapped)[str(number)] += 1
@@ -203,8 +201,7 @@ def _of_file(item: IndexedFile, read: Callable[[IndexedFile], Pixels]) -> Survey
 
 
 def _with_pixels(image: SurveyedImage, pixels: Pixels, stored_as: tuple[str, tuple[int, int] | None]) -> SurveyedImage:
-    white = 1.0 if pixels.dtype.kind == "f" else float(np.iinfo(pixels.dtype).max)
-    flat = pixels.reshape(len(pixels), -1).astype(np.float64) / white  # [channels, H * W]
+    flat = pixels.reshape(len(pixels), -1).astype(np.float64) / white_level(pixels.dtype)  # [channels, H * W]
     sums = np.stack((flat.sum(1), (flat**2).sum(1), np.full(len(flat), flat.shape[1])), axis=1)
     # Shape and type are hashed, too: the same bytes may be another image.
     digest = blake3(repr((pixels.shape, pixels.dtype.name)).encode() + np.ascontiguousarray(pixels).tobytes())
