@@ -16,6 +16,8 @@ import pytest
 import structlog
 from structlog.dev import ConsoleRenderer, plain_traceback
 
+from protofed.common.process import quiet_mlflow
+
 if TYPE_CHECKING:
     from protofed.common.config.recipe import Recipe
     from protofed.testing.live_server import Connect, LiveServer
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 Mount = Callable[[Path, str], None]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # PyTorch reads it when it is imported
+quiet_mlflow()  # which MONAI imports
 # A shell starts what it puts in the background with SIGINT ignored, and every child would inherit that: tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -38,6 +38,15 @@ def keep_memory() -> None:
         mallopt(_ARENA_MAX, 2)  # threads share what others have freed: a server of 45 MB models needs half the memory
 
 
+def quiet_mlflow() -> None:
+    """Keep MLflow from reporting its use to its makers, and from changing how this process logs.
+
+    To be called before whatever imports it, as MONAI does. Variables that are set already stay.
+    """
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_CONFIGURE_LOGGING", "false")
+
+
 def give_back() -> None:
     """Return freed memory to the kernel; the server's memory guard calls it under pressure."""
     with contextlib.suppress(OSError, AttributeError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import random
 import subprocess
 import sys
@@ -213,6 +214,19 @@ def test_a_file_is_prepared_after_its_colours_and_before_it_is_fitted(tmp_path: 
     windowed = decode(file, run(named("monai/ScaleIntensity"), shape=(1, 8, 8), window=(31.5, 63)))
     assert windowed.dtype == np.uint16
     assert (windowed.min(), windowed.max()) == (0, 65535)
+
+
+def test_monai_brings_no_other_library_that_reports_or_logs() -> None:
+    code = """
+import logging, os
+from protofed.client.data.transforms import build_transform
+from protofed.common.config.tables import NamedTransform
+build_transform(NamedTransform.model_validate({"transform": "monai/ScaleIntensity"}))
+assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+assert not logging.getLogger("alembic").handlers and not logging.getLogger("mlflow").handlers
+"""
+    without = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    subprocess.run([sys.executable, "-c", code], check=True, env=without)
 
 
 def test_an_image_on_which_a_transform_fails_is_left_out_by_itself_under_noise(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from protofed.common.config.tables import NamedTransform
 from protofed.common.config.transforms import OPTIONS, is_shipped
 from protofed.common.errors import ConfigError, DataError
 from protofed.common.plugins import PluginKind, error_line, load
+from protofed.common.process import quiet_mlflow
 from protofed.common.version import install_hint
 
 ImageFunction: TypeAlias = Callable[[Tensor], Tensor]  # [channels, H, W] -> [channels, H', W']
@@ -130,6 +131,7 @@ def forked_generators(device: torch.device) -> Iterator[Callable[[int], np.rando
 
 def _find_class(name: str) -> Callable[..., Any]:
     library, _, class_name = name.partition("/")
+    quiet_mlflow()
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(_LIBRARIES[library]), class_name)
     except ModuleNotFoundError as error:

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from protofed.common.errors import ConfigError, StateError
+from protofed.common.process import quiet_mlflow
 from protofed.deploy import logs
 from protofed.deploy.tracking.follower import RoundMetrics, TrackedRun, outcome
 from protofed.server.storage.rows import RunRow
@@ -28,8 +29,6 @@ _URI = re.compile(r"(sqlite|postgresql|mysql|mssql)(\+\w+)?:///?.|https?://.")
 _NOT_A_NAME = re.compile(r"[^\w\-. /:]")
 _STATUS = {RoundOutcome.COMPLETED: "FINISHED", RoundOutcome.FAILED: "FAILED", RoundOutcome.ABORTED: "KILLED"}
 _ENVIRONMENT = {  # defaults: variables that are set already stay
-    "MLFLOW_DISABLE_TELEMETRY": "true",  # MLflow would report its use to its makers
-    "MLFLOW_CONFIGURE_LOGGING": "false",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # the follower tries again, later
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
@@ -122,6 +121,7 @@ class MlflowRunWriter:
 
 
 def _client(uri: str) -> Any:
+    quiet_mlflow()
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # MLflow's own tables use an option that the newest SQLAlchemy warns about.
