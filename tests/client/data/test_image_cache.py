@@ -21,6 +21,7 @@ from structlog.testing import capture_logs
 from tests.support.image_files import classes, input_, save, settings
 
 from protofed.client.data import image_cache
+from protofed.client.data.decoding_processes import decode_onto
 from protofed.client.data.image_cache import ImageCache, clear_cache, list_caches
 from protofed.client.data.site import load_simulation, load_site
 from protofed.client.data.sources import Reading, read_images
@@ -48,14 +49,13 @@ def pictures(folder: Path, count: int, *, deep: Sequence[int] = ()) -> list[tupl
 
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files that are decoded from now on: in this process, as the others have their own memory."""
-    names = list[str]()
-    real = image_cache._Builder._decoded
+    names, real = list[str](), decode_onto
 
-    def noted(self: Any, chunks: Any) -> Any:
+    def noted(folder: Path, input_: Input, chunks: Any, processes: int) -> Any:
         names.extend(path.name for chunk in chunks for _, path, *_ in chunk)
-        return real(self, chunks)
+        return real(folder, input_, chunks, processes)
 
-    monkeypatch.setattr(image_cache._Builder, "_decoded", noted)
+    monkeypatch.setattr(image_cache, "decode_onto", noted)
     return names
 
 

@@ -14,8 +14,6 @@ so other processes may read all the while.
 
 A row belongs to the content of a file: a file that was renamed or copied is not decoded again. Files are compared by
 size and times; only where these differ is the content read.
-
-Without PyTorch: the processes that decode import this module.
 """
 
 from __future__ import annotations
@@ -24,26 +22,19 @@ import errno
 import fcntl
 import hashlib
 import json
-import multiprocessing
 import os
 import re
 import shutil
-import signal
 import sqlite3
-import threading
 import time
-import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from math import prod
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -53,8 +44,8 @@ from google_crc32c import value as crc32c
 from numpy.typing import NDArray
 
 from protofed.client.data.decoding import Pixels, decode_file, deepened, silence_decoders
+from protofed.client.data.decoding_processes import ARRAYS, DecodingJob, decode_onto, open_array
 from protofed.client.data.file_entry import UnreadableImageError, digest_content
-from protofed.common import plugins
 from protofed.common.config.recipe import PREPROCESSING
 from protofed.common.config.settings import Cache
 from protofed.common.config.tables import Input
@@ -68,7 +59,6 @@ Report: TypeAlias = Callable[[int, int], None]  # how many of how many images ar
 
 FORMAT = 1  # of what is in a folder
 PREPARATION, INDEX, USED, LOCK, TAG = "preparation.json", "index.sqlite", "used", "lock", "CACHEDIR.TAG"
-ARRAYS: Mapping[int, str] = {8: "8.bin", 16: "16.bin"}
 _DTYPES: Mapping[int, Any] = {8: np.uint8, 16: np.uint16}
 _FLAGS = {8: 1, 16: 2}  # of `images.bits` in the index: which arrays have the row
 _LIBRARIES = (
@@ -255,7 +245,7 @@ class ImageCache:
                 index.executemany("DELETE FROM images WHERE number = ?", [(number,) for number in damaged])
 
     def _damaged(self, rows: Iterable[tuple[int, int, int]]) -> list[int]:
-        handles = {bits: _handle(self.folder, bits) for bits in ARRAYS}
+        handles = {bits: open_array(self.folder, bits) for bits in ARRAYS}
         try:
             return [number for number, flags, crc in rows if crc32c(self._bytes(handles, number, flags)) != crc]
         finally:
@@ -271,7 +261,7 @@ class ImageCache:
         shallow = sorted({number for number, flags in rows if not flags & _FLAGS[16]})
         if not shallow:
             return
-        narrow, wide = (_handle(self.folder, bits) for bits in ARRAYS)
+        narrow, wide = (open_array(self.folder, bits) for bits in ARRAYS)
         try:
             for number in shallow:
                 values = np.frombuffer(os.pread(narrow, self.row_bytes(8), number * self.row_bytes(8)), np.uint8)
@@ -325,7 +315,7 @@ class _Builder:
         (first,) = self._index.execute("SELECT coalesce(max(number) + 1, 0) FROM images").fetchone()
         jobs = [(name, *picture, first + place) for place, (name, picture) in enumerate(missing.items())]
         for bits in ARRAYS:
-            self._handles.append(_handle(cache.folder, bits))
+            self._handles.append(open_array(cache.folder, bits))
             os.ftruncate(self._handles[-1], (first + len(jobs)) * cache.row_bytes(bits))  # holes take no room
         try:
             self._run(jobs)
@@ -334,12 +324,14 @@ class _Builder:
                 os.close(handle)
         return self._reasons
 
-    def _run(self, jobs: Sequence[_Job]) -> None:
+    def _run(self, jobs: Sequence[DecodingJob]) -> None:
         cache, total, done = self._cache, len(jobs), 0
         chunks = [jobs[start : start + CHUNK] for start in range(0, total, CHUNK)]
         rows = list[tuple[str, int, int, int]]()
         try:
-            for chunk, results in zip(chunks, self._decoded(chunks), strict=True):
+            for chunk, results in zip(
+                chunks, decode_onto(cache.folder, cache.input, chunks, cache.processes), strict=True
+            ):
                 for (name, *_, number), result in zip(chunk, results, strict=True):
                     if isinstance(result, str):
                         self._reasons[name] = result
@@ -360,76 +352,6 @@ class _Builder:
             self._index.executemany("INSERT OR IGNORE INTO images VALUES (?, ?, ?, ?)", rows)
         rows.clear()
         self._written = 0
-
-    def _decoded(self, chunks: Sequence[Sequence[_Job]]) -> Iterator[list[_Result]]:
-        cache, ahead = self._cache, deque[Future[list[_Result]]]()
-        # Not by fork: this process may have threads, and a GPU.
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(
-            min(cache.processes, len(chunks)),
-            context,
-            _begin,
-            (str(cache.folder), cache.input.model_dump_json(), plugins.allowed()),
-        )
-        try:
-            for chunk in chunks:
-                ahead.append(pool.submit(_decode_all, chunk))
-                if len(ahead) > 2 * cache.processes:
-                    yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
-        except BrokenProcessPool as error:
-            raise DataError(
-                "a process that decodes images was killed, as one is that needs more memory than there is. Lower "
-                "cache.processes; what was decoded is kept"
-            ) from error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-_Job: TypeAlias = tuple[str, Path, str, int]  # name, file, part, row
-_Result: TypeAlias = tuple[int, int] | str  # bits and checksum of what was written; or why it cannot be read
-
-
-class _DecodingProcess:
-    """What a process that decodes knows."""
-
-    input: Input
-    handles: Mapping[int, int]
-
-
-def _begin(folder: str, input_: str, allowed: frozenset[str]) -> None:
-    """Start of a process that decodes: it ends with the one that started it, and says nothing."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the one that started it decides
-    warnings.simplefilter("ignore")  # decoders' warnings quote the files' content
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    plugins.allow(allowed)  # a preparation may be a plug-in
-    _DecodingProcess.input = Input.model_validate_json(input_)
-    _DecodingProcess.handles = {bits: _handle(Path(folder), bits) for bits in ARRAYS}
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-
-def _decode_all(jobs: Sequence[_Job]) -> list[_Result]:
-    return [_decode(path, part, row) for _, path, part, row in jobs]
-
-
-def _decode(path: Path, part: str, row: int) -> _Result:
-    try:
-        pixels = decode_file(path, _DecodingProcess.input, part)
-    except UnreadableImageError as error:
-        return str(error)
-    data, bits = pixels.tobytes(), 8 * pixels.itemsize
-    written = os.pwrite(_DecodingProcess.handles[bits], data, row * len(data))
-    if written < len(data):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    return bits, crc32c(data)
 
 
 def depth_of_first(pictures: Iterable[Picture], input_: Input) -> int:
@@ -544,10 +466,6 @@ def _is_at(path: Path, handle: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(handle))
     except FileNotFoundError:
         return False
-
-
-def _handle(folder: Path, bits: int) -> int:
-    return os.open(folder / ARRAYS[bits], os.O_RDWR | os.O_CREAT, files.PRIVATE)
 
 
 def _in_threads(work: Callable[[Path], str], paths: Sequence[Path]) -> list[str]:
