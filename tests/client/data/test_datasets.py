@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,12 +15,15 @@ from PIL import Image
 from tests.support.image_files import STEP, ramp
 from torch.utils.data import Dataset, IterableDataset
 
-from protofed.client.data import arrays
+from protofed.client.data import arrays, image_cache
 from protofed.client.data.datasets import check_item, infer_item_input, read_dataset
 from protofed.client.data.decoding import in_unit
-from protofed.client.data.sources import load
+from protofed.client.data.decoding_processes import decode_onto
+from protofed.client.data.reading import Reading
+from protofed.client.data.sources import Source, load
 from protofed.common import plugins
 from protofed.common.config.data import Data
+from protofed.common.config.settings import Cache
 from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
 
@@ -86,7 +90,10 @@ def test_a_label_is_a_whole_number_of_any_kind(label: Any) -> None:
 def test_patients_become_groups_and_are_none_where_no_item_has_one() -> None:
     split = read_dataset(Listed([(GREY, 0, "p1"), (GREY, 1, 7), (GREY, 1, np.int64(7)), (GREY, 0, "p1")]), run(1))
     assert split.group is not None
-    assert split.group.tolist() == ["p1", "7", "7", "p1"]
+    first, second, *others = split.group.tolist()
+    assert others == [second, first]
+    assert first != second
+    assert "p1" not in first, "no patient is named"
     assert split.examples.labels.tolist() == [0, 1, 1, 0]
     assert read_dataset(Listed([(GREY, 0)]), run(1)).group is None
 
@@ -202,7 +209,29 @@ def crossing(data): return Scans(40), Scans(10)
 def images_alone(data): return TensorDataset(torch.zeros(4, 1, 8, 8))
 def three(data): return Scans(4), None, None
 def strange(data): return Scans(4), [1]
+
+class Files(Dataset):
+    def __init__(self, data):
+        self.paths = sorted(data.root.iterdir())
+    def __len__(self):
+        return len(self.paths)
+    def __getitem__(self, n):
+        image = np.load(self.paths[n], allow_pickle=False)
+        return image, n % 2, f"Doe {n // 2}"
+
+class Stamped(Files):
+    def stamp(self, n):
+        return str(self.paths[n].stat().st_mtime_ns)
+
+class Unstamped(Files):
+    def stamp(self, n):
+        return None
+
+def files(data): return Files(data)
+def stamped(data): return Stamped(data)
+def unstamped(data): return Unstamped(data)
 """
+FITTED = run(1, fit="stretch")
 
 
 @pytest.fixture
@@ -219,11 +248,11 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 def test_a_source_is_a_dataset_or_two_of_which_either_may_be_none(outside: Callable[[str], Data]) -> None:
     fitted = run(1, fit="stretch")
-    train, test = arrays.read(outside("pair"), fitted)
+    train, test = arrays.read(outside("pair"), fitted, Reading())
     assert train is not None
     assert test is not None
     assert (len(train.examples), len(test.examples)) == (40, 10)
-    assert arrays.read(outside("test_only"), fitted)[0] is None
+    assert arrays.read(outside("test_only"), fitted, Reading())[0] is None
     alone = load(outside("alone"), fitted)
     assert len(alone.train) + len(alone.test) == 40
     assert alone.group_column is not None
@@ -237,11 +266,82 @@ def test_a_source_is_a_dataset_or_two_of_which_either_may_be_none(outside: Calla
     ("name", "said"),
     [
         ("images_alone", "item 0 of the dataset: a tuple of 1 values"),
-        ("three", "gave a tuple: expected a torch.utils.data.Dataset, or two"),
-        ("strange", "gave a list: expected a torch.utils.data.Dataset, or two"),
+        ("three", "gave a tuple; expected a torch.utils.data.Dataset, or two"),
+        ("strange", "gave a tuple; expected a torch.utils.data.Dataset, or two"),
     ],
 )
 def test_what_a_source_may_not_be_is_told_by_its_name(name: str, said: str, outside: Callable[[str], Data]) -> None:
     with pytest.raises(DataError, match=f"'scans_outside:{name}'") as error:
-        arrays.read(outside(name), run(1, fit="stretch"))
+        arrays.read(outside(name), run(1, fit="stretch"), Reading())
     assert said in str(error.value)
+
+
+@pytest.fixture
+def scans(tmp_path: Path) -> list[Path]:
+    """Files of images 8 x 8: of bytes, and one of floats in 0..1."""
+    (tmp_path / "scans").mkdir()
+    paths = [tmp_path / "scans" / f"{number:02}.npy" for number in range(40)]
+    for number, path in enumerate(paths):
+        np.save(path, np.full((8, 8), number, np.uint8) if number != 7 else np.full((8, 8), 0.7, np.float32))
+    return paths
+
+
+def on_disk(data: Data, scans: list[Path], *, noisy: bool = False) -> Source:
+    folder = scans[0].parent.parent / "cache"
+    reading = Reading(Cache(folder=folder, memory_mb=0, processes=1))
+    return load(data.model_copy(update={"root": scans[0].parent}), FITTED, (), reading, noisy=noisy)
+
+
+def in_memory(data: Data, scans: list[Path], *, noisy: bool = False) -> Source:
+    return load(data.model_copy(update={"root": scans[0].parent}), FITTED, noisy=noisy)
+
+
+def alike(one: Source, other: Source) -> bool:
+    assert one.group_column is not None
+    assert other.group_column is not None
+    return one.group_column.tolist() == other.group_column.tolist() and all(
+        torch.equal(mine.pixels().view(torch.int16), theirs.pixels().view(torch.int16))
+        and torch.equal(mine.labels, theirs.labels)
+        for mine, theirs in ((one.train, other.train), (one.test, other.test))
+    )
+
+
+@pytest.mark.parametrize(("name", "noisy"), [("files", False), ("stamped", True)])
+def test_a_dataset_on_the_disk_is_the_one_in_memory_and_what_changes_is_decoded_alone(
+    name: str, noisy: bool, outside: Callable[[str], Data], scans: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, numbers = outside(name), list[int]()
+    if noisy:
+        scans[3].write_bytes(b"Doe")  # it is left out
+    here, there = in_memory(data, scans, noisy=noisy), on_disk(data, scans, noisy=noisy)
+    assert (here.train.source, here.train.images.dtype) == (None, torch.uint16)
+    assert there.train.source is not None
+    assert alike(here, there)
+    assert b"Doe" not in (there.train.source.path.parent / "index.sqlite").read_bytes()
+
+    def noted(folder: Path, input_: Input, chunks: Any, processes: int) -> Any:
+        numbers.extend(picture.number for chunk in chunks for _, picture, _ in chunk)
+        return decode_onto(folder, input_, chunks, processes)
+
+    monkeypatch.setattr(image_cache, "decode_onto", noted)
+    np.save(scans[12], np.full((8, 8), 200, np.uint8))
+    os.utime(scans[12], (1, 1))
+    assert alike(in_memory(data, scans, noisy=noisy), on_disk(data, scans, noisy=noisy))
+    assert numbers == ([3, 12] if noisy else [12])
+
+
+def test_an_item_that_cannot_be_used_refuses_the_site_or_is_left_out_as_the_settings_say(
+    outside: Callable[[str], Data], scans: list[Path]
+) -> None:
+    data = outside("files")
+    scans[3].write_bytes(b"Doe")
+    with pytest.raises(DataError, match=r"item 3 of the dataset cannot be read: .*\. 1 of 40 items cannot"):
+        in_memory(data, scans)
+    allowing = data.model_copy(update={"max_unreadable_fraction": 0.03})
+    for source in (in_memory(data, scans, noisy=True), in_memory(allowing, scans)):
+        assert len(source.train) + len(source.test) == 39
+
+
+def test_a_stamp_that_is_no_text_is_refused(outside: Callable[[str], Data], scans: list[Path]) -> None:
+    with pytest.raises(DataError, match=r"stamp\(0\) of the dataset gave None; expected a text that changes"):
+        on_disk(outside("unstamped"), scans)

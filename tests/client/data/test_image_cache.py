@@ -23,8 +23,9 @@ from tests.support.image_files import classes, input_, save, settings
 from protofed.client.data import image_cache
 from protofed.client.data.decoding_processes import decode_onto
 from protofed.client.data.image_cache import ImageCache, clear_cache, list_caches
+from protofed.client.data.pictures import FilePicture
+from protofed.client.data.reading import Reading, read_images
 from protofed.client.data.site import load_simulation, load_site
-from protofed.client.data.sources import Reading, read_images
 from protofed.common.config.settings import Cache
 from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
@@ -37,12 +38,12 @@ def cache(folder: Path, input_: Input = GREY, **more: Any) -> ImageCache:
     return ImageCache(Cache(folder=folder, processes=1, **more), input_)
 
 
-def pictures(folder: Path, count: int, *, deep: Sequence[int] = ()) -> list[tuple[Path, str]]:
+def pictures(folder: Path, count: int, *, deep: Sequence[int] = ()) -> list[FilePicture]:
     rng = np.random.default_rng(0)
     made = [rng.integers(0, 65536 if number in deep else 256, (7, 8)) for number in range(count)]
     kinds = [np.uint16 if number in deep else np.uint8 for number in range(count)]
     return [
-        (save(folder / f"{number:03}.png", pixels.astype(kind)), "")
+        FilePicture(save(folder / f"{number:03}.png", pixels.astype(kind)))
         for number, (pixels, kind) in enumerate(zip(made, kinds, strict=True))
     ]
 
@@ -52,7 +53,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names, real = list[str](), decode_onto
 
     def noted(folder: Path, input_: Input, chunks: Any, processes: int) -> Any:
-        names.extend(path.name for chunk in chunks for _, path, *_ in chunk)
+        names.extend(picture.path.name for chunk in chunks for _, picture, _ in chunk)
         return real(folder, input_, chunks, processes)
 
     monkeypatch.setattr(image_cache, "decode_onto", noted)
@@ -83,7 +84,7 @@ def test_a_second_time_nothing_is_decoded_and_of_changed_files_those_alone(
     save(some[2][0], np.full((7, 8), 200, np.uint8))
     os.utime(some[3][0], (1, 1))  # touched: its content is the same
     some[4][0].rename(tmp_path / "in" / "new.png")
-    moved = [*some[:4], (tmp_path / "in" / "new.png", "")]
+    moved = [*some[:4], FilePicture(tmp_path / "in" / "new.png")]
     changed = cache(tmp_path / "cache").prepare(moved)
     assert names == ["002.png"]
     assert (changed.images.open()[changed.rows[2]] == 200).all()
@@ -94,6 +95,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from protofed.client.data import image_cache
+from protofed.client.data.pictures import FilePicture
 from protofed.common.config.settings import Cache
 from protofed.common.config.tables import Input
 
@@ -112,7 +114,7 @@ if __name__ == "__main__":
     setattr(image_cache._Builder, where, ends)
     settings = Cache(folder=folder, processes=1)
     cache = image_cache.ImageCache(settings, Input(shape=(1, 6, 5), fit="stretch"), lambda done, total: None)
-    cache.prepare([(path, "") for path in files])
+    cache.prepare([FilePicture(path) for path in files])
 """
 
 
@@ -283,3 +285,17 @@ def test_sites_of_a_simulation_are_views_of_one_array(tmp_path: Path) -> None:
         sites, evaluator = load_simulation(data, input_((3, 4, 4)), 2, RUN, reading)
         arrays = {id(each.images) for site in sites for each in (site.train, site.test)} | {id(evaluator.test.images)}
         assert len(arrays) == 1
+
+
+def test_the_rows_of_a_batch_are_asked_for_together_even_after_the_folder_was_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = read_images(pictures(tmp_path / "in", 9), GREY, cache(tmp_path / "cache"))
+    examples = read.examples(np.arange(9), torch.zeros(9, dtype=torch.int64))
+    whole, asked = examples.pixels().clone(), list[int]()
+    monkeypatch.setattr(os, "posix_fadvise", lambda *call: asked.append(call[1] // call[2]))
+    rows = torch.tensor([7, 2, 5])
+    assert torch.equal(examples.read(rows), whole[rows])
+    assert asked == [7, 2, 5]
+    clear_cache(tmp_path / "cache", next((tmp_path / "cache").iterdir()).name)
+    assert torch.equal(examples.read(rows), whole[rows])

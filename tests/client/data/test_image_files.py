@@ -15,7 +15,8 @@ from tests.support.image_files import RGB, classes, save, settings
 from protofed.client.data import labels
 from protofed.client.data.file_entry import TooManyUnreadableError
 from protofed.client.data.image_files import Scan, scan
-from protofed.client.data.sources import Reading, read_files
+from protofed.client.data.reading import Reading
+from protofed.client.data.sources import read_files
 from protofed.common.errors import DataError
 
 RUN = ("mel", "nv")

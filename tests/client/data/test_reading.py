@@ -12,10 +12,12 @@ import torch
 from structlog.testing import capture_logs
 from tests.support.image_files import RGB, classes, input_, save, settings, shade
 
-from protofed.client.data import sources
+from protofed.client.data import pictures, reading
 from protofed.client.data.decoding import Pixels, decode_file
+from protofed.client.data.pictures import FilePicture
+from protofed.client.data.reading import read_images
 from protofed.client.data.site import load_site, load_sites, load_test
-from protofed.client.data.sources import Source, load, read_images
+from protofed.client.data.sources import Source, load
 from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
 
@@ -70,9 +72,9 @@ def test_threads_that_overtake_one_another_change_nothing(tmp_path: Path, monkey
         time.sleep(0.02 * (int(path.stem) % 3 == 0))
         return decode_file(path, input_, part)
 
-    monkeypatch.setattr(sources, "decode_file", slow)
-    monkeypatch.setattr(sources, "AHEAD_BYTES", 1)  # of 8 at a time, not all at once
-    read = read_images([(path, "") for path in paths], RGB, None)
+    monkeypatch.setattr(pictures, "decode_file", slow)
+    monkeypatch.setattr(reading, "AHEAD_BYTES", 1)  # of 8 at a time, not all at once
+    read = read_images([FilePicture(path) for path in paths], RGB, None)
     assert read.images[:, 0, 0, 0].tolist() == list(range(10))
     assert (read.rows.tolist(), read.reasons) == (list(range(10)), [None] * 10)
 
@@ -80,7 +82,7 @@ def test_threads_that_overtake_one_another_change_nothing(tmp_path: Path, monkey
 def test_one_deep_file_makes_all_of_them_deep(tmp_path: Path) -> None:
     paths = [save(tmp_path / f"{n}.png", np.full((4, 4), n * 51, np.uint8)) for n in range(3)]
     paths.insert(2, save(tmp_path / "deep.png", np.full((4, 4), 13107, np.uint16)))
-    images = read_images([(path, "") for path in paths], input_((1, 4, 4)), None).images
+    images = read_images([FilePicture(path) for path in paths], input_((1, 4, 4)), None).images
     assert images.dtype == torch.uint16
     assert images[:, 0, 0, 0].tolist() == [0, 13107, 13107, 26214]  # n * 51 * 257
 

@@ -11,6 +11,7 @@ from tests.support.image_files import input_, save
 from typer.testing import CliRunner
 
 from protofed.client.data.image_cache import ImageCache
+from protofed.client.data.pictures import FilePicture
 from protofed.common.config.settings import Cache
 from protofed.deploy.cli.client import client
 
@@ -24,7 +25,7 @@ def settings(tmp_path: Path) -> Path:
     file.write_text('site = "north"\npolicy = "standard"\nstate = "state"\n[data]\nsource = "digits"\n')
     for size in (4, 5):
         of_run = input_((1, size, size), fit="stretch")
-        ImageCache(Cache(folder=tmp_path / "state" / "cache", processes=1), of_run).prepare([(image, "")])
+        ImageCache(Cache(folder=tmp_path / "state" / "cache", processes=1), of_run).prepare([FilePicture(image)])
     return file
 
 

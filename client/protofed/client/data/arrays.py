@@ -15,15 +15,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
 
-from protofed.client.data.datasets import read_dataset
+from protofed.client.data.datasets import read_plugin
 from protofed.client.data.examples import Examples
+from protofed.client.data.reading import Reading
 from protofed.client.data.split import Column, DataSplit
-from protofed.common.config.data import SOURCES, Data
+from protofed.common.config.data import Data
 from protofed.common.config.tables import Input
 from protofed.common.errors import DataError, unknown
-from protofed.common.plugins import PluginKind, error_line, load
 from protofed.common.version import install_hint
 
 Arrays: TypeAlias = tuple[NDArray[Any], NDArray[Any]]  # images [N, H, W] or [N, H, W, channels], labels [N] or [N, 1]
@@ -31,7 +30,6 @@ Halves: TypeAlias = tuple[DataSplit | None, DataSplit | None]
 
 _TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
 _COLUMNS = ("site", "group")
-_HALVES = "a torch.utils.data.Dataset, or two of them or DataSplits, training and test; either may be None"
 _ARMS, _ARM_POINTS = 6, 800
 _ARM_TURN = 0.55 * 2 * np.pi  # radians of an arm from its inner to its outer end
 _ANGLE_STD = 0.1  # radians; neighbouring arms are 2 pi / 6 = 1.05 apart, so that classes do not overlap
@@ -50,12 +48,14 @@ _FOREIGN = (
 )
 
 
-def read(data: Data, input_: Input | None) -> Halves:
+def read(data: Data, input_: Input | None, reading: Reading, *, noisy: bool = False) -> Halves:
     """The source that `data` names, as it stands.
 
     Args:
         input_: what the images of a PyTorch dataset are fitted to; None: the first image's shape. Arrays stay as they
             are.
+        reading: of a PyTorch dataset.
+        noisy: as of `sources.load`.
 
     Raises:
         DataError: it is missing or unreadable.
@@ -72,7 +72,7 @@ def read(data: Data, input_: Input | None) -> Halves:
         case name if name in _TORCHVISION:
             return _torchvision(_TORCHVISION[name], data)
         case _:
-            return _plugin(data, input_)
+            return read_plugin(data, input_, reading, noisy=noisy)
 
 
 def _digits() -> DataSplit:
@@ -138,30 +138,6 @@ def _medmnist(data: Data) -> Halves:
     except _FOREIGN as error:
         raise _unusable(f"{data.dataset}.npz", data, error) from error
     return train, test
-
-
-def _plugin(data: Data, input_: Input | None) -> Halves:
-    read = load(PluginKind.DATASET, data.source, SOURCES)
-    try:
-        result = read(data)
-    except Exception as error:  # foreign code: it may raise anything
-        raise DataError(f"source '{data.source}' failed: {error_line(error)}; expected {_HALVES}") from error
-    halves = (result, None) if isinstance(result, Dataset) else result
-    if not isinstance(halves, tuple | list) or len(halves) != 2:
-        raise DataError(f"source '{data.source}' gave a {type(result).__name__}: expected {_HALVES}")
-    train, test = (_plugin_half(half, data.source, input_) for half in halves)
-    return train, test
-
-
-def _plugin_half(half: object, source: str, input_: Input | None) -> DataSplit | None:
-    if isinstance(half, DataSplit | None):
-        return half
-    if not isinstance(half, Dataset):
-        raise DataError(f"source '{source}' gave a {type(half).__name__}: expected {_HALVES}")
-    try:
-        return read_dataset(half, input_)
-    except DataError as error:
-        raise DataError(f"source '{source}': {error}") from error
 
 
 def _folder(data: Data) -> Path:

@@ -1,6 +1,7 @@
-"""Processes that decode images into the arrays of a cache, each row where it belongs. They import no PyTorch.
+"""Processes that decode images into the arrays of a cache, each row where it belongs.
 
-An array is a file of rows. An image is written into that of its depth; the other has a hole there.
+They import no PyTorch, unless the dataset of a plug-in does. An array is a file of rows. An image is written into the
+array of its depth; the other has a hole there.
 """
 
 from __future__ import annotations
@@ -12,26 +13,28 @@ import signal
 import threading
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import structlog
 from google_crc32c import value as crc32c
 
-from protofed.client.data.decoding import decode_file
 from protofed.client.data.file_entry import UnreadableImageError
+from protofed.client.data.pictures import Facts, StoredPicture
 from protofed.common import plugins
 from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
 from protofed.common.storage import files
 
 ARRAYS: Mapping[int, str] = {8: "8.bin", 16: "16.bin"}
-DecodingJob: TypeAlias = tuple[str, Path, str, int]  # name, file, part, row
-DecodingResult: TypeAlias = tuple[int, int] | str  # bits and checksum of what was written; or why it cannot be read
+DecodingJob: TypeAlias = tuple[str, StoredPicture, int]  # name, picture, row
+DecodingResult: TypeAlias = tuple[int, int, Facts] | str  # bits and checksum of what was written; or why it is not
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def decode_onto(
@@ -40,17 +43,34 @@ def decode_onto(
     """Decode pictures into the arrays of a folder; the results of each chunk, in their order.
 
     Raises:
-        DataError: something is missing that all files need, or a process was killed.
+        DataError: something is missing that all pictures need, or a process was killed.
         OSError: the disk is full, or cannot be written.
     """
-    waiting = deque[Future[list[DecodingResult]]]()
+    return _in_processes(_decode_all, chunks, processes, (str(folder), input_.model_dump_json()))
+
+
+def read_contents(chunks: Sequence[Sequence[StoredPicture]], processes: int) -> Iterator[list[str]]:
+    """The content of each picture, for those whose content is read by foreign code.
+
+    Raises:
+        DataError: as `decode_onto`.
+    """
+    return _in_processes(_contents, chunks, processes, None)
+
+
+def _in_processes(
+    work: Callable[[Sequence[T]], list[R]],
+    chunks: Sequence[Sequence[T]],
+    processes: int,
+    arrays: tuple[str, str] | None,
+) -> Iterator[list[R]]:
+    waiting = deque[Future[list[R]]]()
     # Not by fork: this process may have threads, and a GPU.
     context = multiprocessing.get_context("spawn")
-    start = str(folder), input_.model_dump_json(), plugins.allowed()
-    pool = ProcessPoolExecutor(min(processes, len(chunks)), context, _begin, start)
+    pool = ProcessPoolExecutor(min(processes, len(chunks)), context, _begin, (plugins.allowed(), arrays))
     try:
         for chunk in chunks:
-            waiting.append(pool.submit(_decode_all, chunk))
+            waiting.append(pool.submit(work, chunk))
             if len(waiting) > 2 * processes:
                 yield waiting.popleft().result()
         while waiting:
@@ -76,15 +96,17 @@ class _DecodingProcess:
     handles: Mapping[int, int]
 
 
-def _begin(folder: str, input_: str, allowed: frozenset[str]) -> None:
+def _begin(allowed: frozenset[str], arrays: tuple[str, str] | None) -> None:
     """Start of a process that decodes: it ends with the one that started it, and says nothing."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the one that started it decides
     warnings.simplefilter("ignore")  # decoders' warnings quote the files' content
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    plugins.allow(allowed)  # a preparation may be a plug-in
-    _DecodingProcess.input = Input.model_validate_json(input_)
-    _DecodingProcess.handles = {bits: open_array(Path(folder), bits) for bits in ARRAYS}
+    plugins.allow(allowed)  # a preparation or a dataset may be a plug-in
+    if arrays is not None:
+        folder, input_ = arrays
+        _DecodingProcess.input = Input.model_validate_json(input_)
+        _DecodingProcess.handles = {bits: open_array(Path(folder), bits) for bits in ARRAYS}
 
 
 def _end_with_parent() -> None:
@@ -94,17 +116,21 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
+def _contents(pictures: Sequence[StoredPicture]) -> list[str]:
+    return [picture.content() for picture in pictures]
+
+
 def _decode_all(jobs: Sequence[DecodingJob]) -> list[DecodingResult]:
-    return [_decode(path, part, row) for _, path, part, row in jobs]
+    return [_decode(picture, row) for _, picture, row in jobs]
 
 
-def _decode(path: Path, part: str, row: int) -> DecodingResult:
+def _decode(picture: StoredPicture, row: int) -> DecodingResult:
     try:
-        pixels = decode_file(path, _DecodingProcess.input, part)
+        pixels, facts = picture.decode(_DecodingProcess.input)
     except UnreadableImageError as error:
         return str(error)
     data, bits = pixels.tobytes(), 8 * pixels.itemsize
     written = os.pwrite(_DecodingProcess.handles[bits], data, row * len(data))
     if written < len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    return bits, crc32c(data)
+    return bits, crc32c(data), facts

@@ -16,8 +16,9 @@ from protofed.client.data import partition
 from protofed.client.data.examples import Examples, check_labels
 from protofed.client.data.hold_out import check_apart, held_out, hold_out_each, no_test_set
 from protofed.client.data.partition import Indices, Labels
+from protofed.client.data.reading import Reading
 from protofed.client.data.site_data import SiteData
-from protofed.client.data.sources import LABELLED_BY_NAME, Column, Reading, Source, load
+from protofed.client.data.sources import LABELLED_BY_NAME, Column, Source, load
 from protofed.common.config import data as kinds
 from protofed.common.config.data import SOURCES, Data
 from protofed.common.config.tables import Input

@@ -1,62 +1,40 @@
 """Load a source: files in folders or in a manifest, an .npz, MedMNIST's and torchvision's sets, plug-ins.
 
 Every failure is a DataError.
-
-Read a site's image files into examples: decode them with several threads into one tensor, or onto a disk.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import partial
-from math import prod
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import structlog
 import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from torch import Tensor
 
 from protofed.client.data import arrays, image_files
-from protofed.client.data.decoding import Pixels, decode_file, deepened, open_image, silence_decoders
-from protofed.client.data.examples import Examples, as_tensor, check_shape, join
+from protofed.client.data.decoding import open_image, silence_decoders
+from protofed.client.data.examples import Examples, check_shape, join
 from protofed.client.data.file_entry import TooManyUnreadableError, UnreadableImageError
 from protofed.client.data.hold_out import Units, check_apart, units_of_contents, units_of_files, units_of_groups
-from protofed.client.data.image_cache import CachedImages, ImageCache, Picture, Report, depth_of_first
+from protofed.client.data.image_cache import ImageCache
 from protofed.client.data.image_files import IndexedFile, Scan, scan
 from protofed.client.data.labels import normalise
 from protofed.client.data.partition import Indices
+from protofed.client.data.pictures import FilePicture
+from protofed.client.data.reading import ReadImages, Reading, image_cache_for, read_images
 from protofed.client.data.split import BALANCED, DataSplit, draw_test_rows, draw_validation, refuse_test_fraction
 from protofed.client.data.split import Column as Column
 from protofed.common.config.data import Data
-from protofed.common.config.settings import Cache
 from protofed.common.config.tables import MAX_IMAGE_VALUES, Input
 from protofed.common.errors import DataError
 
-MAX_THREADS = 8
-AHEAD_BYTES = 64 << 20  # of decoded images that are not in the tensor yet
-MAX_AHEAD = 256  # images
 MAX_REASONS = 5  # that one error lists; none names a file
+_READING = Reading()
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How image files are read.
-
-    Attributes:
-        cache: where they are kept decoded, if memory should not hold them.
-        report: called as they are decoded onto the disk; None: the log has it.
-    """
-
-    cache: Cache = field(default_factory=Cache)
-    report: Report | None = None
 
 
 def read_files(
@@ -80,7 +58,7 @@ def read_files(
     if not noisy:
         files.check()
     usable = files.usable() if noisy else files.items
-    pictures = [(item.path, item.part) for item in usable]
+    pictures = [FilePicture(item.path, item.part) for item in usable]
     cache = image_cache_for(pictures, input_, reading)
     units = _units(usable, cache) if noisy else None
     train, test = _split_rows(usable, data, units)
@@ -98,83 +76,6 @@ def read_files(
         halves.append(split if units is None else replace(split, units=units[order[readable]]))
     drawn = all(item.split != "test" for item in items)
     return halves[0], replace(halves[1], drawn=drawn)
-
-
-@dataclass(frozen=True, eq=False)
-class ReadImages:
-    """Images that were read.
-
-    Attributes:
-        images: [M, channels, H, W], uint8, or uint16 if any of them has more than 8 bits.
-        rows: the row of each picture, [n] int64; -1: it cannot be read.
-        reasons: for each picture why it cannot be read, or None.
-        source: the cache that `images` are mapped from; None: they are in memory.
-    """
-
-    images: Tensor
-    rows: NDArray[np.int64]
-    reasons: Sequence[str | None]
-    source: CachedImages | None = None
-    shared: dict[Hashable, Any] = field(default_factory=dict)
-
-
-def image_cache_for(pictures: Sequence[Picture], input_: Input, reading: Reading) -> ImageCache | None:
-    """The cache for these pictures; None: memory may hold them."""
-    nbytes, limit = len(pictures) * prod(input_.shape), reading.cache.memory_mb * 1e6
-    if nbytes <= limit < 2 * nbytes:
-        nbytes *= depth_of_first(pictures, input_) // 8
-    return ImageCache(reading.cache, input_, reading.report) if nbytes > limit else None
-
-
-def read_images(pictures: Sequence[Picture], input_: Input, cache: ImageCache | None) -> ReadImages:
-    """Read the images that can be read, in the order of their pictures.
-
-    Args:
-        cache: None: into memory.
-
-    Raises:
-        DataError: something is missing that all files need, such as a decoder; or the cache has no room.
-    """
-    if cache is None:
-        return _read_into_memory(pictures, input_)
-    prepared = cache.prepare(pictures)
-    return ReadImages(as_tensor(prepared.images), prepared.rows, prepared.reasons, prepared.images)
-
-
-def _read_into_memory(pictures: Sequence[Picture], input_: Input) -> ReadImages:
-    images: NDArray[np.generic] = np.empty((0, *input_.shape), np.uint8)
-    reasons, filled = list[str | None](), 0
-    # `pool.map` decodes ahead without bound, so pictures are given to it in portions.
-    ahead = max(MAX_THREADS, min(MAX_AHEAD, AHEAD_BYTES // (4 * prod(input_.shape))))
-    with silence_decoders(), ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0)))) as pool:
-        for first in range(0, len(pictures), ahead):
-            for result in pool.map(partial(_decode_or_reason, input_=input_), pictures[first : first + ahead]):
-                reasons.append(result if isinstance(result, str) else None)
-                if not isinstance(result, str):
-                    images = _allocated(images, filled, result.dtype, len(pictures))
-                    images[filled] = result if result.dtype == images.dtype else deepened(result)
-                    filled += 1
-    readable = np.array([reason is None for reason in reasons], bool)
-    return ReadImages(torch.from_numpy(images[:filled]), np.where(readable, readable.cumsum() - 1, -1), reasons)
-
-
-def _decode_or_reason(picture: Picture, input_: Input) -> Pixels | str:
-    try:
-        return decode_file(picture[0], input_, picture[1])
-    except UnreadableImageError as error:
-        return str(error)
-
-
-def _allocated(
-    images: NDArray[np.generic], filled: int, dtype: np.dtype[np.generic], count: int
-) -> NDArray[np.generic]:
-    """`images` [count, channels, H, W], allocated at the first image, and again at the first of more than 8 bits."""
-    if len(images) and (images.dtype == dtype or dtype == np.uint8):
-        return images
-    larger = np.empty((count, *images.shape[1:]), dtype)
-    for row in range(filled):  # one by one: all at once would need another copy of all images
-        larger[row] = deepened(images[row])
-    return larger
 
 
 def _split_rows(items: Sequence[IndexedFile], data: Data, units: Units | None) -> tuple[Indices, Indices]:
@@ -197,7 +98,7 @@ def _units(items: Sequence[IndexedFile], cache: ImageCache | None) -> Units:
     if items and items[0].group is not None:
         return units_of_groups(np.array([item.group for item in items]))
     paths = [item.path for item in items]
-    return units_of_files(paths) if cache is None else units_of_contents(cache.contents(paths))
+    return units_of_files(paths) if cache is None else units_of_contents(cache.contents(list(map(FilePicture, paths))))
 
 
 def _warn_of_left_out(files: Scan, usable: int, reasons: Sequence[str | None]) -> None:
@@ -232,8 +133,7 @@ def _examples(items: Sequence[IndexedFile], images: ReadImages, readable: NDArra
         ([items[row].group for row in readable], items[0].group),
     )
     site, group = (None if first is None else np.array(column) for column, first in columns)
-    rows = torch.from_numpy(images.rows[readable])
-    return DataSplit(Examples(images.images, labels, None, rows, images.source, images.shared), site, group)
+    return DataSplit(images.examples(readable, labels), site, group)
 
 
 LABELLED_BY_NAME = frozenset({"folder", "manifest"})  # sources whose labels are names, not numbers
@@ -276,7 +176,7 @@ def load(
     data: Data,
     input_: Input,
     class_names: Sequence[str] = (),
-    reading: Reading = Reading(),
+    reading: Reading = _READING,
     *,
     noisy: bool = False,
 ) -> Source:
@@ -297,7 +197,7 @@ def load(
     if data.source in LABELLED_BY_NAME:
         train, test = read_files(data, input_, class_names, reading, noisy=noisy)
     else:
-        train, test = _read_arrays(data, input_, class_names, noisy=noisy)
+        train, test = _read_arrays(data, input_, class_names, reading, noisy=noisy)
     for split in (train, test):
         check_shape(split.examples, input_)
     if data.merge_test_into_train:
@@ -308,7 +208,7 @@ def load(
     return Source.from_splits(train, test)
 
 
-def infer_input(data: Data) -> tuple[Input, int]:
+def infer_input(data: Data, reading: Reading = _READING) -> tuple[Input, int]:
     """An input with the images' own shape, and C for their labels: for checks before there is a run.
 
     If files differ in shape, this is the shape of the first file, shrunk to `_LONGEST` pixels a side. All files are
@@ -319,7 +219,7 @@ def infer_input(data: Data) -> tuple[Input, int]:
     """
     if data.source in LABELLED_BY_NAME:
         return _first_shape(data), max(2, len(infer_class_names(data)))
-    train, test = _read_arrays(data, None)
+    train, test = _read_arrays(data, None, (), reading)
     examples = train.examples if len(train.examples) else test.examples
     labels = torch.cat((train.examples.labels, test.examples.labels, torch.ones(1, dtype=torch.int64)))
     channels, height, width = examples.images.shape[1:]
@@ -364,15 +264,18 @@ def _first_shape(data: Data) -> Input:
 
 
 def _read_arrays(
-    data: Data, input_: Input | None, class_names: Sequence[str] = (), *, noisy: bool = False
+    data: Data, input_: Input | None, class_names: Sequence[str], reading: Reading, *, noisy: bool = False
 ) -> tuple[DataSplit, DataSplit]:
     """The training and test splits with the run's labels; a missing training split is empty.
 
     Args:
-        input_: as of `arrays.read`.
+        input_, reading: as of `arrays.read`.
     """
     data = image_files.with_root(data)
-    halves = (split and split.relabelled(data, class_names, noisy=noisy) for split in arrays.read(data, input_))
+    halves = (
+        split and split.relabelled(data, class_names, noisy=noisy)
+        for split in arrays.read(data, input_, reading, noisy=noisy)
+    )
     train, test = (split.with_units() if split is not None and noisy else split for split in halves)
     if test is not None:
         refuse_test_fraction(data)

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from protofed.client.agent.metrics import ClientMetrics
     from protofed.client.agent.readiness import SiteDataLoader
     from protofed.client.data.image_cache import Report
+    from protofed.client.data.reading import Reading
     from protofed.client.data.site_data import SiteData
-    from protofed.client.data.sources import Reading
     from protofed.client.distributed.leader import CallBoard
     from protofed.client.distributed.team import Team
     from protofed.client.policy.policy import PolicyFile
@@ -364,7 +364,7 @@ def _warn_of_held_out_scores(settings: ClientSettings, policy: PolicyFile) -> No
 
 def reading(settings: ClientSettings, report: Report | None = None) -> Reading:
     """How the daemon reads image files; `report` is called as they are decoded onto the disk."""
-    from protofed.client.data.sources import Reading
+    from protofed.client.data.reading import Reading
 
     return Reading(settings.cache.model_copy(update={"folder": cache_folder(settings)}), report)
 

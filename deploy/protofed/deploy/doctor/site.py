@@ -260,7 +260,7 @@ def load(settings: ClientSettings) -> SiteData:
         CheckFailedError: the daemon could not load them for any run.
     """
     try:
-        input_, classes = infer_input(settings.data)
+        input_, classes = infer_input(settings.data, client.reading(settings))
         return client.load_data(settings, input_, classes, infer_class_names(settings.data))
     except DataError as error:
         raise CheckFailedError(_diagnosis(error), _text(error)) from error

@@ -19,8 +19,10 @@ from protofed.client.data.examples import KEPT_BYTES, Examples, total_bytes
 from protofed.client.data.image_cache import CachedImages, ImageCache
 from protofed.client.data.image_files import Scan
 from protofed.client.data.labels import LabelMap
+from protofed.client.data.pictures import FilePicture
+from protofed.client.data.reading import Reading, image_cache_for
 from protofed.client.data.site_data import SiteData
-from protofed.client.data.sources import LABELLED_BY_NAME, image_cache_for, infer_class_names, infer_input
+from protofed.client.data.sources import LABELLED_BY_NAME, infer_class_names, infer_input
 from protofed.client.site import check_preprocessing
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings
@@ -80,7 +82,7 @@ def _surveyed(settings: ClientSettings, request: CheckRequest, bar: Bar) -> tupl
     try:
         client.check_root(settings)
         if data.source not in LABELLED_BY_NAME:
-            return _EMPTY_SCAN, survey_arrays(data, request.input, request.class_names, bar.advance), None
+            return _EMPTY_SCAN, _survey_arrays(settings, request, bar), None
         scan = image_files.scan(data, request.class_names, request.classes, request.input.frames)
         bar.expect(len(scan.items))
         return scan, survey_files(scan, request.input, bar.advance, _cache(settings, request, scan, bar)), None
@@ -94,15 +96,25 @@ def _cache(settings: ClientSettings, request: CheckRequest, scan: Scan, bar: Bar
     """The daemon's cache, if it would use it for this run: then each image is decoded once for both."""
     if request.recipe is None:
         return None
-    reading = client.reading(settings, lambda done, _: bar.to(done, "decoding them onto the disk"))
-    return image_cache_for([(item.path, item.part) for item in scan.items], request.input, reading)
+    pictures = [FilePicture(item.path, item.part) for item in scan.items]
+    return image_cache_for(pictures, request.input, _reading(settings, bar))
+
+
+def _survey_arrays(settings: ClientSettings, request: CheckRequest, bar: Bar) -> Survey:
+    noisy = request.recipe is not None and request.recipe.plan.dp is not None
+    reading = _reading(settings, bar)
+    return survey_arrays(settings.data, request.input, request.class_names, reading, bar.advance, noisy=noisy)
+
+
+def _reading(settings: ClientSettings, bar: Bar) -> Reading:
+    return client.reading(settings, lambda done, _: bar.to(done, "decoding them onto the disk"))
 
 
 def _request(settings: ClientSettings, recipe: Recipe | None) -> CheckRequest:
     if recipe is not None:
         return CheckRequest(recipe.input, recipe.classes, recipe.class_names, recipe)
     client.check_root(settings)
-    input_, classes = infer_input(settings.data)
+    input_, classes = infer_input(settings.data, client.reading(settings))
     class_names = infer_class_names(settings.data)
     return CheckRequest(input_, len(class_names) or classes, class_names, None)
 

@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from protofed.client.data import arrays, dicom
 from protofed.client.data.decoding import FORMATS, decode, decode_file, silence_decoders, white_level
+from protofed.client.data.examples import Examples
 from protofed.client.data.file_entry import UnreadableImageError
 from protofed.client.data.image_cache import ImageCache
 from protofed.client.data.image_files import IndexedFile, Scan, with_root
 from protofed.client.data.labels import by_number, normalise
-from protofed.client.data.sources import read_images
+from protofed.client.data.pictures import FilePicture
+from protofed.client.data.reading import Reading, read_images
 from protofed.client.data.split import DataSplit
 from protofed.common.config.data import Data
 from protofed.common.config.tables import Input
@@ -108,7 +110,7 @@ def _decoded(item: IndexedFile, input_: Input) -> Pixels:
 
 def _cached(items: Sequence[IndexedFile], input_: Input, cache: ImageCache) -> Callable[[IndexedFile], Pixels]:
     """Reads from the cache, once all images are there."""
-    read = read_images([(item.path, item.part) for item in items], input_, cache)
+    read = read_images([FilePicture(item.path, item.part) for item in items], input_, cache)
     images: Pixels = read.images.numpy()
     found = {item.name: place for item, *place in zip(items, read.rows.tolist(), read.reasons, strict=True)}
 
@@ -123,35 +125,49 @@ def _cached(items: Sequence[IndexedFile], input_: Input, cache: ImageCache) -> C
 
 
 def survey_arrays(
-    data: Data, input_: Input, class_names: Sequence[str], on_image: Callable[[], None] = lambda: None
+    data: Data,
+    input_: Input,
+    class_names: Sequence[str],
+    reading: Reading,
+    on_image: Callable[[], None] = lambda: None,
+    *,
+    noisy: bool = False,
 ) -> Survey:
     """Read a source of arrays, whose labels are numbers.
 
     Args:
-        input_: of the run, as of `arrays.read`.
+        input_, reading: as of `arrays.read`.
         on_image: called after every image.
+        noisy: as of `sources.load`.
 
     Raises:
         DataError: it is missing or unreadable.
     """
-    train, test = arrays.read(with_root(data), input_)
-    images, rows, unmapped = list[SurveyedImage](), list[Pixels](), Counter[str]()
+    train, test = arrays.read(with_root(data), input_, reading, noisy=noisy)
+    images, unmapped = list[SurveyedImage](), Counter[str]()
+    places = list[tuple[Examples, int]]()  # of `images`
     ignored, names = Counter[str](), frozenset(map(normalise, data.ignore_labels))
     for split, split_data in (("train" if test is not None else DRAWN, train), ("test", test)):
         if split_data is None:
             continue
         class_of = _class_of_numbers(split_data, data, class_names)
-        images_of_split = split_data.examples.pixels().numpy()
-        for row, number in enumerate(split_data.examples.labels.tolist()):
+        examples = split_data.examples
+        for row, number in enumerate(examples.labels.tolist()):
             if (index := class_of[number]) is None:
                 (ignored if str(number) in names else unmapped)[str(number)] += 1
                 continue
-            rows.append(images_of_split[row])
+            places.append((examples, row))
             name = f"{'image' if split == DRAWN else split} {row}"
             image = SurveyedImage(name, str(number), index, split)
-            images.append(_with_pixels(image, rows[-1], _array_format(rows[-1])))
+            pixels = _pixels(examples, row)
+            images.append(_with_pixels(image, pixels, _array_format(pixels)))
             on_image()
-    return Survey(images, ignored, unmapped, rows.__getitem__)
+    return Survey(images, ignored, unmapped, lambda place: _pixels(*places[place]))
+
+
+def _pixels(examples: Examples, row: int) -> Pixels:
+    pixels: Pixels = examples.images[row if examples.rows is None else int(examples.rows[row])].numpy()
+    return pixels
 
 
 def _read_format(path: Path) -> tuple[str, tuple[int, int] | None]:
