@@ -84,7 +84,13 @@ class Examples:
 
     def pixels(self) -> Tensor:
         """The images [N, channels, H, W] as they are stored; of a view a copy in memory."""
-        return self.images if self.rows is None else select(self.images, self.rows)
+        return self.images if self.rows is None else self.read(self.rows)
+
+    def read(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
+        """These rows [B] int64 of `images`, as of `select`; those of a cache come from the disk together."""
+        if self.source is not None:
+            self.source.read_ahead(rows.tolist())
+        return select(self.images, rows, out)
 
     def parts(self, size: int | None = None) -> Iterator[Tensor]:
         """The images in their order, in parts [B, channels, H, W] of `size`, or of `PART_BYTES`."""
@@ -92,7 +98,7 @@ class Examples:
         if self.rows is None:
             yield from (part for part in torch.split(self.images, size) if len(part))
         else:
-            yield from (select(self.images, rows) for rows in torch.split(self.rows, size) if len(rows))
+            yield from (self.read(rows) for rows in torch.split(self.rows, size) if len(rows))
 
     def compact(self) -> Examples:
         """The same examples without the rest of an array in memory, which is a copy of their images."""
@@ -176,7 +182,7 @@ class Examples:
         if len(self) < 2:
             return math.inf
         chosen = torch.linspace(0, len(self) - 1, min(len(self), CONTRAST_IMAGES)).long()
-        images = select(self.images, self.rows_at(chosen)).flatten(1)
+        images = self.read(self.rows_at(chosen)).flatten(1)
         pixels = images.float() / UNITS[images.dtype]
         return float(pixels.diff(dim=0).square().mean(1).sqrt().median())
 

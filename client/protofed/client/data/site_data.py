@@ -251,11 +251,12 @@ class SiteData:
 
     def _batch(self, examples: Examples, part: Tensor, *, raw: bool) -> Batch:
         """The images and labels of a part, [B] int64 on the CPU, on the site's device."""
-        images = examples.images if raw else self._array(examples)
         rows = examples.rows_at(part)
         if self._at_hand(examples):
-            return select(images, rows), select(examples.labels, part)
-        return self._moved(_staged(images, rows)), self._moved(_staged(examples.labels, part))
+            return select(examples.images if raw else self._array(examples), rows), select(examples.labels, part)
+        images = examples.read(rows, page_locked((len(rows), *examples.images.shape[1:]), examples.images.dtype))
+        labels = select(examples.labels, part, page_locked(part.shape, torch.int64))
+        return self._moved(images), self._moved(labels)
 
     def _at_hand(self, examples: Examples) -> bool:
         """Whether the images are in the memory of the site's device."""
@@ -264,11 +265,6 @@ class SiteData:
     def _moved(self, values: Tensor) -> Tensor:
         """Values [...] in page-locked memory, on the site's device."""
         return values.to(self.device, non_blocking=True)
-
-
-def _staged(values: Tensor, rows: Tensor) -> Tensor:
-    """The rows [B] of a tensor [N, ...] in memory that a GPU can copy from by itself."""
-    return select(values, rows, out=page_locked((len(rows), *values.shape[1:]), values.dtype))
 
 
 def read_ahead(read: Callable[[Tensor], Batch], parts: Iterable[Tensor]) -> Iterator[Batch]:
