@@ -106,7 +106,7 @@ def test_a_corner_that_is_none_is_refused_by_its_row(corner: str, tmp_path: Path
 
 
 def test_the_columns_are_needed_and_filled(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"expected one column 'y' in the heading; data\.tile_size needs it"):
+    with pytest.raises(DataError, match="expected one column 'y' in the heading, for tiles"):
         table(tmp_path, "path,label,x\na.tif,nv,0\n")
     with pytest.raises(DataError, match="row 2 has no y; expected one in every row"):
         table(tmp_path, "path,label,x,y\na.tif,nv,0,\n")

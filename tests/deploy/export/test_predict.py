@@ -28,7 +28,7 @@ from protofed.common.config.tables import Input
 from protofed.common.errors import ConfigError, DataError, OutOfSpaceError
 from protofed.deploy.export import model_folder
 from protofed.deploy.export.export import ExportRequest, export
-from protofed.deploy.export.images import read_images
+from protofed.deploy.export.images import ImageSource, read_images
 from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS
 from protofed.deploy.export.predict import Predicted, PredictRequest, predict
 
@@ -78,8 +78,10 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def asked(model: Path, images: Path, tmp_path: Path, **changes: Any) -> Predicted:
-    return predict(PredictRequest(model, images, tmp_path / "p.csv", **changes))
+def asked(
+    model: Path, images: Path, tmp_path: Path, series: bool = False, tile_size: int | None = None, **changes: Any
+) -> Predicted:
+    return predict(PredictRequest(model, ImageSource(images, series, tile_size), tmp_path / "p.csv", **changes))
 
 
 @pytest.mark.parametrize("runtime", ["torch", "onnx"])
@@ -152,7 +154,7 @@ def test_without_images_gpu_or_pillow_there_is_no_table(
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="has no images"):
         asked(exported, tmp_path / "empty", tmp_path)
-    with pytest.raises(DataError, match="no folder"):
+    with pytest.raises(DataError, match="there is no file or folder"):
         asked(exported, tmp_path / "nowhere", tmp_path)
     assert not list(tmp_path.glob("p.csv*"))
     with pytest.raises(ConfigError, match="GPU"):
@@ -170,7 +172,7 @@ def test_images_are_prepared_as_the_runs_sites_prepare_theirs(tmp_path: Path) ->
     Image.fromarray(picture[..., 0].astype(np.uint16) * 257).save(tmp_path / "two.tif")
     for fit in ("pad", "crop", "stretch"):
         input_ = Input(shape=(1, 8, 8), fit=fit, colours="convert", window=(100, 200))
-        images = read_images(tmp_path, input_)
+        images = read_images(ImageSource(tmp_path), input_)
         for number, name in enumerate(("one.png", "two.tif")):
             expected = decode(tmp_path / name, input_)
             np.testing.assert_array_equal(images.read(number), in_unit(expected))
@@ -179,7 +181,7 @@ def test_images_are_prepared_as_the_runs_sites_prepare_theirs(tmp_path: Path) ->
 
 def test_a_run_of_one_size_and_colour_takes_others_stretched_and_converted(tmp_path: Path) -> None:
     Image.new("RGB", (20, 10), (255, 0, 0)).save(tmp_path / "red.png")
-    found = read_images(tmp_path, INPUT).read(0)
+    found = read_images(ImageSource(tmp_path), INPUT).read(0)
     assert (found.shape, found.dtype.name) == (SHAPE, "float32")
     np.testing.assert_allclose(found, 76 / 255, atol=1e-6)
 
@@ -187,15 +189,15 @@ def test_a_run_of_one_size_and_colour_takes_others_stretched_and_converted(tmp_p
 def test_an_array_of_another_size_becomes_what_a_file_would(tmp_path: Path) -> None:
     eight = np.arange(200, dtype=np.uint8).reshape(1, 10, 20)
     Image.fromarray(eight[0]).save(tmp_path / "one.png")
-    expected = read_images(tmp_path, INPUT).read(0)
+    expected = read_images(ImageSource(tmp_path), INPUT).read(0)
     for array, apart in ((eight, 1e-6), (eight.astype(np.uint16) * 257, 4e-3), (eight / 255, 4e-3)):
         np.savez(tmp_path / "one.npz", images=array)
-        np.testing.assert_allclose(read_images(tmp_path / "one.npz", INPUT).read(0), expected, atol=apart)
+        np.testing.assert_allclose(read_images(ImageSource(tmp_path / "one.npz"), INPUT).read(0), expected, atol=apart)
 
 
 def test_dicom_is_known_by_its_content(tmp_path: Path) -> None:
     dicom(tmp_path / "IM0001", np.arange(64, dtype=np.uint16).reshape(8, 8))
-    images = read_images(tmp_path, INPUT)
+    images = read_images(ImageSource(tmp_path), INPUT)
     assert [images.name(i) for i in range(len(images))] == ["IM0001"]
     np.testing.assert_array_equal(images.read(0), in_unit(decode(tmp_path / "IM0001", INPUT)))
 
@@ -204,10 +206,10 @@ def test_hidden_files_are_left_out_and_all_levels_are_read(tmp_path: Path) -> No
     (tmp_path / "a" / "b").mkdir(parents=True)
     for name in ("a/b/one.PNG", "two.tif", "three.bmp", "four.jpeg", ".five.png"):
         Image.new("L", (8, 8)).save(tmp_path / name)
-    images = read_images(tmp_path, INPUT)
+    images = read_images(ImageSource(tmp_path), INPUT)
     assert [images.name(i) for i in range(len(images))] == ["a/b/one.PNG", "four.jpeg", "three.bmp", "two.tif"]
     with pytest.raises(ConfigError, match="5 channels"):
-        read_images(tmp_path, Input(shape=(5, 8, 8)))
+        read_images(ImageSource(tmp_path), Input(shape=(5, 8, 8)))
 
 
 def edit(model: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -110,22 +110,39 @@ def read(root: Path, group: str | None, *, by_site: bool = False, series: bool =
             entries += [entry] if entry is not None else []
             misplaced += [normalise(name)] if entry is None else []
     _check_below_classes(root, entries)
-    return Listing(_by_folder(root, entries) if series else entries, misplaced, tree.left_out)
+    if series:  # files that lie in a class's folder itself stay images of their own
+        entries = _by_folder(entries, {entry.path.parent for entry in entries if len(_below_class(root, entry)) > 1})
+    return Listing(entries, misplaced, tree.left_out)
 
 
-def _by_folder(root: Path, entries: Sequence[FileEntry]) -> list[FileEntry]:
-    """One entry for the files of each folder below a class's folder; files in a class's folder itself stay as they are.
+def read_unlabelled(root: Path, *, series: bool = False) -> list[FileEntry]:
+    """All files below `root` at any level, sorted by name: images to be classified, whose labels nobody knows.
+
+    Args:
+        series: the files of each folder are one entry, whose path is that folder; so are those of `root` itself.
+
+    Raises:
+        DataError: a folder cannot be read, or links lead out of it.
+    """
+    tree = walk(root)
+    tree.check(root)
+    entries = [FileEntry(root / name, name, label="") for name in sorted(tree.files)]
+    return _by_folder(entries, {entry.path.parent for entry in entries}) if series else entries
+
+
+def _by_folder(entries: Sequence[FileEntry], series: Set[Path]) -> list[FileEntry]:
+    """One entry for the files of each of the folders `series`; other files stay as they are.
 
     A folder whose files are of several groups has none: `image_files.Scan.check` refuses it.
     """
-    below_class = {entry.path.parent for entry in entries if len(_below_class(root, entry)) > 1}
     folders = dict[Path, FileEntry]()
     for entry in entries:
         folder = entry.path.parent
-        if folder not in below_class:
+        if folder not in series:
             folders[entry.path] = entry
             continue
-        first = folders.setdefault(folder, replace(entry, path=folder, name=entry.name.rpartition("/")[0]))
+        name = entry.name.rpartition("/")[0] or folder.resolve().name
+        first = folders.setdefault(folder, replace(entry, path=folder, name=name))
         if first.group != entry.group:
             folders[folder] = replace(first, group=None)
     return list(folders.values())

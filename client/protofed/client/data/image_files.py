@@ -30,7 +30,7 @@ from protofed.common.errors import DataError
 SEPARATORS = (",", ";", "\t")
 # Labels of rows whose label is not one: no class of any run, to be ignored by these names, or mapped.
 SEVERAL, NO_LABEL, UNCLEAR = "several labels", "no label", "unclear label"
-_NEEDED, _OPTIONAL = ("path", "label"), ("split", "group")
+_OPTIONAL = ("split", "group")
 _DRIVE = re.compile(r"[A-Za-z]:")
 _SEPARATOR_LINE = re.compile(r"sep=([,;\t|])\s*", re.IGNORECASE)
 _WORKBOOKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # how .xlsx and .ods begin, and .xls
@@ -43,18 +43,20 @@ MAX_PLACE = 1 << 29  # pixels; no slide is as wide
 _LISTED = "`protofed client check` lists these images under 'Groups'"
 
 
-def read_manifest(file: Path, data: Data) -> list[FileEntry]:
+def read_manifest(file: Path, data: Data, *, labelled: bool = True) -> list[FileEntry]:
     """The files that a manifest lists, in its order; empty rows are skipped.
 
     Args:
         data: names the columns.
+        labelled: false: only paths and tiles are read, of images to be classified.
 
     Raises:
         DataError: the file is missing or no table, a column is missing, or a row is wrong; names the row's number.
     """
-    records = _records(file, data)
+    records = _records(file, data, labelled=labelled)
     optional = [name for name in _OPTIONAL if any(cells.get(name) for _, cells in records)]
-    needed = [*_NEEDED, *(["site"] if isinstance(data.partition, ColumnPartition) else [])]
+    needed = ["path", *(["label"] if labelled else [])]
+    needed += ["site"] if isinstance(data.partition, ColumnPartition) else []
     needed += _CORNER if data.tile_size is not None else ()
     files, rows = _Files(file.parent, file.parent.resolve()), dict[tuple[Path, str], int]()
     entries = list[FileEntry]()
@@ -65,8 +67,8 @@ def read_manifest(file: Path, data: Data) -> list[FileEntry]:
         entry = _entry(row, cells, optional, files, data, where)
         key = entry.path, entry.part
         if key in rows:
-            same = "path and tile" if entry.part else "path"
-            raise DataError(f"{where} has the {same} of row {rows[key]}; expected every image once")
+            same, hint = ("path and tile", "") if entry.part else ("path", ". Tiles of one image need a tile size")
+            raise DataError(f"{where} has the {same} of row {rows[key]}; expected every image once{hint}")
         rows[key] = row
         entries.append(entry)
     return entries
@@ -157,23 +159,26 @@ def _is_there(path: Path) -> bool:
     return os.path.lexists(path) and not path.is_dir()
 
 
-def _records(file: Path, data: Data) -> list[tuple[int, Mapping[str, str]]]:
+def _records(file: Path, data: Data, *, labelled: bool) -> list[tuple[int, Mapping[str, str]]]:
     """Row number and cells, by what they are (path, label, split, group, site), of every row that is not empty."""
     rows = _rows(file)
     first, heading = next(rows, (1, []))
     columns = [_folded(name) for name in heading]
-    labels = [data.label_column] if isinstance(data.label_column, str) else data.label_column
-    names = {"path": data.path_column, "split": "split"}
-    if data.group_pattern is None:
+    labels = _label_headings(data) if labelled else ()
+    names, needed = {"path": data.path_column}, {data.path_column: "; data.path_column names another" * labelled}
+    needed |= dict.fromkeys(labels, "; data.label_column names another")
+    if labelled:
+        names["split"] = "split"
+    if labelled and data.group_pattern is None:
         names["group"] = data.group_column or "group"
-    needed = [("path_column", data.path_column), *(("label_column", name) for name in labels)]
-    needed += [("group_column", data.group_column)] if data.group_column is not None else []
+    if data.group_column is not None:
+        needed[data.group_column] = "; data.group_column names another"
     if data.tile_size is not None:
-        names.update({axis: axis for axis in _CORNER})
-        needed += [("tile_size", axis) for axis in _CORNER]
+        names |= {axis: axis for axis in _CORNER}
+        needed |= dict.fromkeys(_CORNER, ", for tiles")
     if isinstance(data.partition, ColumnPartition):
         names["site"] = data.site_column
-        needed.append(("site_column", data.site_column))
+        needed[data.site_column] = "; data.site_column names another"
     _check_heading(columns, needed, names.values(), f"{file}, row {first}")
     records = list[tuple[int, Mapping[str, str]]]()
     for row, cells in rows:
@@ -182,17 +187,21 @@ def _records(file: Path, data: Data) -> list[tuple[int, Mapping[str, str]]]:
         by_column = dict(zip(columns, cells, strict=True))
         by_kind = {kind: by_column.get(_folded(name), "") for kind, name in names.items()}
         by_label = {name: by_column[_folded(name)] for name in labels}
-        label = by_label[data.label_column] if isinstance(data.label_column, str) else _one_hot(by_label)
+        label = _one_hot(by_label) if len(labels) > 1 else next(iter(by_label.values()), "")
         records.append((row, {**by_kind, "label": label}))
     return records
 
 
-def _check_heading(columns: Sequence[str], needed: Sequence[tuple[str, str]], names: Iterable[str], where: str) -> None:
+def _label_headings(data: Data) -> Sequence[str]:
+    return (data.label_column,) if isinstance(data.label_column, str) else data.label_column
+
+
+def _check_heading(columns: Sequence[str], needed: Mapping[str, str], names: Iterable[str], where: str) -> None:
+    """Refuse a column that is there twice, and one of `needed` that is not there; its value says what else to do."""
     # The heading is not quoted: of a table without one it is the first patient's row.
-    for key, name in [*needed, *(("", name) for name in names)]:
-        if (count := columns.count(_folded(name))) > 1 or (key and not count):
-            other = f"; data.{key} {'needs it' if key == 'tile_size' else 'names another'}" if key else ""
-            raise DataError(f"{where}: expected one column '{name}' in the heading{other}")
+    for name in (*needed, *names):
+        if (count := columns.count(_folded(name))) > 1 or (name in needed and not count):
+            raise DataError(f"{where}: expected one column '{name}' in the heading{needed.get(name, '')}")
 
 
 def _folded(name: str) -> str:
@@ -364,7 +373,7 @@ def scan(data: Data, class_names: Sequence[str], classes: int, frames: Frames = 
     mapped = [entry for entry in listing.entries if entry.label in labels.classes]
     if data.tile_size is not None or gives_several(frames):
         mapped = _grouped_by_file(mapped, data)
-    items = [_item(entry, labels.classes[entry.label]) for entry in _parts(mapped, frames)]
+    items = [_item(entry, labels.classes[entry.label]) for entry in expand_parts(mapped, frames)]
     other_labels = Counter(entry.label for entry in listing.entries if entry.label not in labels.classes)
     ignored = Counter({label: files for label, files in other_labels.items() if label in labels.ignored})
     return Scan(
@@ -389,8 +398,14 @@ def _grouped_by_file(entries: list[FileEntry], data: Data) -> list[FileEntry]:
     return [replace(entry, group=normalise(entry.path.relative_to(top).as_posix())) for entry in entries]
 
 
-def _parts(entries: Sequence[FileEntry], frames: Frames) -> Iterator[FileEntry]:
-    """Each entry's examples, in order; an entry of a tile is one already."""
+def expand_parts(entries: Sequence[FileEntry], frames: Frames) -> Iterator[FileEntry]:
+    """Each entry's examples by the run's rule, in order; an entry of a tile is one already.
+
+    Headers are read where `frames` may give several examples a file.
+
+    Raises:
+        DataError: a library is not installed, which a header needs.
+    """
     if not gives_several(frames):
         yield from entries
         return

@@ -102,8 +102,18 @@ def export(
 
 def predict(
     model: Annotated[Path, typer.Argument(help="Folder that `protofed export` wrote.")],
-    images: Annotated[Path, typer.Argument(help="Folder with images, searched recursively, or an .npz.")],
+    images: Annotated[
+        Path, typer.Argument(help="Folder of images, searched recursively; one image; a .csv of paths; or an .npz.")
+    ],
     out: Annotated[Path, typer.Option(help="CSV file to write.")],
+    series: Annotated[
+        Literal["folder"] | None,
+        typer.Option(help="folder: the DICOM files of each folder, IMAGES itself included, are one volume."),
+    ] = None,
+    tile_size: Annotated[
+        int | None,
+        typer.Option(min=1, max=10_000, help="With a .csv: side of the tile at a row's x and y, at full resolution."),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "cpu",
     batch: Annotated[int, typer.Option(min=1, help="Images per batch.", rich_help_panel=SELDOM)] = 64,
     runtime: Annotated[
@@ -120,9 +130,11 @@ def predict(
     Example: `protofed predict model images --out predictions.csv`
     """
     from protofed.deploy.export import predict as work
+    from protofed.deploy.export.images import ImageSource
 
     allowed = frozenset(allow_plugin or ())
-    request = work.PredictRequest(model, images, out, runtime, device, batch, allowed, not as_json)
+    source = ImageSource(images, series is not None, tile_size)
+    request = work.PredictRequest(model, source, out, runtime, device, batch, allowed, not as_json)
     result = work.predict(request)
     unreadable_count = len(result.unreadable)
     if as_json:

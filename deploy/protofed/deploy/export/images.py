@@ -1,4 +1,4 @@
-"""Read images for an exported model from a folder or an .npz, prepared as the run's sites prepare theirs.
+"""Read images for an exported model, listed and decoded by the functions that read a site's own.
 
 A recipe with `fit = "exact"` does not define other sizes and colours. Here they are stretched to the model's size, grey
 is repeated for RGB, and RGB becomes grey by ITU-R 601.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -16,14 +16,17 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.client.data import decoding, dicom, folder
+from protofed.client.data import decoding, folder, image_files
+from protofed.client.data.file_entry import FileEntry
 from protofed.client.data.file_entry import UnreadableImageError as UnreadableError
+from protofed.common import plugins
+from protofed.common.config.data import Data
 from protofed.common.config.tables import Input
+from protofed.common.config.transforms import is_shipped
 from protofed.common.errors import ConfigError, DataError
 from protofed.common.version import install_hint
 
 Pixels: TypeAlias = NDArray[np.float32]  # [channels, H, W], 0..1
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".webp", ".jp2", ".dcm", ".dicom"})
 KEYS = ("images", "test_images")  # names of the array in an .npz; the first one found is used
 MODES = {1: "L", 3: "RGB"}  # number of channels -> Pillow's mode
 _FOREIGN = (OSError, ValueError, TypeError, SyntaxError, EOFError, IndexError, zlib.error)
@@ -60,57 +63,118 @@ class Images(Protocol):
         """
 
 
-def read_images(path: Path, input_: Input) -> Images:
-    """The images of a folder (searched recursively, without hidden files) or of an .npz.
+@dataclass(frozen=True)
+class ImageSource:
+    """Where images to be classified are.
+
+    Attributes:
+        path: a folder, a .csv with a column `path`, one image, or an .npz.
+        series: of a folder: the files of each folder in it, and its own, are one volume.
+        tile_size: of a .csv: side of the square tile at a row's columns x and y.
+    """
+
+    path: Path
+    series: bool = False
+    tile_size: int | None = None
+
+
+def read_images(source: ImageSource, input_: Input, allowed: Set[str] = frozenset()) -> Images:
+    """The images of a source, listed by the functions that list a site's.
 
     Args:
-        input_: the model's input settings.
+        input_: the model's input settings. Their rule `frames` says which images a file gives.
+        allowed: plug-ins that may prepare them.
 
     Raises:
-        DataError: there are no images.
-        ConfigError: no image file has the model's number of channels.
+        DataError: there are no images, or a library is not installed that they need.
+        ConfigError: no image file has the model's number of channels, an option is of another source, or what
+            prepares the images is not installed or not allowed.
     """
     _check_pillow()
-    if path.is_file() and path.suffix.lower() == ".npz":
-        return ArchiveImages(path, prepared(input_))
-    if not path.is_dir():
-        raise DataError(f"there is no folder {path}; expected one with images, or an .npz file")
+    _check_options(source)
+    input_ = prepared(input_)
+    if source.path.is_file() and _suffix(source) == ".npz":
+        return ArchiveImages(source.path, input_)
     if (channels := input_.shape[0]) not in MODES:
         raise ConfigError(f"the model takes images of {channels} channels, which image files do not have; give an .npz")
-    tree = folder.walk(path)
-    tree.check(path)
-    files_found = [path / name for name in sorted(tree.files) if _is_image(path / name)]
-    if not files_found:
-        raise DataError(f"{path} has no images; expected files {', '.join(sorted(SUFFIXES))}, at any level")
-    return FolderImages(path, files_found, prepared(input_))
+    _check_preparation(input_, allowed)
+    images = list(image_files.expand_parts(_list_entries(source), input_.frames))
+    if not images:
+        raise DataError(f"{source.path} has no images; expected image files at any level, or a row for each in a .csv")
+    return FileImages(images, input_)
 
 
-def _is_image(file: Path) -> bool:
-    """By its suffix; DICOM files often have none, so a file without one is opened."""
+def _list_entries(source: ImageSource) -> list[FileEntry]:
+    path = source.path
+    if path.is_dir():
+        return folder.read_unlabelled(path, series=source.series)
+    if not path.is_file():
+        raise DataError(f"there is no file or folder {path}; expected images, a .csv that lists them, or an .npz")
+    if _suffix(source) != ".csv":
+        return [FileEntry(path, path.name, label="")]
+    data = Data(source="manifest", root=path, tile_size=source.tile_size)
+    entries = image_files.read_manifest(path, data, labelled=False)
+    if ambiguous := [entry.row for entry in entries if entry.ambiguous]:
+        raise DataError(
+            f"{path}, row {ambiguous[0]}: several files below its folder have this name; expected one. Write the "
+            "path with its folders"
+        )
+    return entries
+
+
+def _check_options(source: ImageSource) -> None:
+    if source.series and not source.path.is_dir():
+        raise ConfigError(
+            f"--series is for a folder, and {source.path} is none; remove it. In a .csv the path of a row may be the "
+            "folder of a series"
+        )
+    if source.tile_size is not None and (source.path.is_dir() or _suffix(source) != ".csv"):
+        raise ConfigError(f"--tile-size is for a .csv with columns path, x and y, and {source.path} is none; remove it")
+
+
+def _suffix(source: ImageSource) -> str:
+    return source.path.suffix.lower()
+
+
+def _check_preparation(input_: Input, allowed: Set[str]) -> None:
+    """Make the transforms of `input.prepare` ready before any image is read: what they lack is no image's fault."""
+    names = [step.transform for step in input_.prepare]
+    if not names:
+        return
+    if foreign := [name for name in names if not is_shipped(name) and name not in allowed]:
+        raise ConfigError(
+            f"the model's images are prepared by the code {foreign[0]}, which is not part of protofed. If you trust "
+            f"this code and it is installed here, add --allow-plugin {foreign[0]}"
+        )
+    plugins.allow(allowed)
     try:
-        return file.suffix.lower() in SUFFIXES or (not file.suffix and file.is_file() and dicom.is_dicom(file))
-    except OSError:
-        return True  # unreadable: keep it, so that it is reported
+        from protofed.client.data.preparation import Preparation
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the model's images are prepared by {', '.join(names)}, and PyTorch is not installed: "
+            f"{install_hint('client')}"
+        ) from error
+    Preparation.of(input_)
 
 
 @dataclass(frozen=True)
-class FolderImages:
-    """The image files below one folder."""
+class FileImages:
+    """Image files, or frames or tiles of them."""
 
-    folder: Path
-    files: Sequence[Path]
+    entries: Sequence[FileEntry]
     input: Input
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self.entries)
 
     def name(self, index: int) -> str:
-        """The file's path relative to the folder."""
-        return self.files[index].relative_to(self.folder).as_posix()
+        """The file's path below the folder, or as in the .csv, and its part, as "a/b.dcm, frame 12"."""
+        return self.entries[index].name
 
     def read(self, index: int) -> Pixels:
-        """Decode the file as the run's sites do: float32 [channels, H, W] in 0..1."""
-        return decoding.in_unit(decoding.decode(self.files[index], self.input))
+        """Decode the image as the run's sites do: float32 [channels, H, W] in 0..1."""
+        entry = self.entries[index]
+        return decoding.in_unit(decoding.decode(entry.path, self.input, entry.part))
 
 
 class ArchiveImages:
@@ -124,7 +188,8 @@ class ArchiveImages:
 
     def __init__(self, path: Path, input_: Input) -> None:
         self._stem, self._shape = path.name, input_.shape
-        self._input = input_.model_copy(update={"window": None})  # arrays carry no units to which a window could apply
+        # Arrays carry no units to which a window could apply, and a run's arrays are not prepared.
+        self._input = input_.model_copy(update={"window": None, "prepare": ()})
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 key = next((key for key in KEYS if key in archive), None)

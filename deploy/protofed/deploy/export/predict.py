@@ -26,7 +26,7 @@ from protofed.common.plugins import PluginKind, is_plugin
 from protofed.common.storage.files import TEMPORARY, write_error
 from protofed.common.version import install_hint
 from protofed.deploy.export import model_folder
-from protofed.deploy.export.images import UnreadableFile, batches, read_images
+from protofed.deploy.export.images import ImageSource, UnreadableFile, batches, read_images
 from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelContents, check_strings, read_file
 from protofed.deploy.progress import progress
 
@@ -168,7 +168,7 @@ class PredictRequest:
 
     Attributes:
         model: folder that `protofed export` wrote.
-        images: folder, or .npz.
+        images: where the images are.
         out: the CSV file to write.
         batch: images per batch; it bounds memory.
         allowed: plug-ins that may be imported.
@@ -176,7 +176,7 @@ class PredictRequest:
     """
 
     model: Path
-    images: Path
+    images: ImageSource
     out: Path
     runtime: Runtime = "auto"
     device: str = "cpu"
@@ -195,20 +195,21 @@ class Predicted:
 
 
 def predict(request: PredictRequest) -> Predicted:
-    """Write one row per image, ordered by name: path, class, name, probability, and p_NAME for every class.
+    """Write one row per image: path, class, name, probability, and p_NAME for every class.
 
-    The file appears only when it is complete. Unreadable images have no row.
+    Rows are in the order of the files' names, or of the .csv. The file appears only when it is complete. Unreadable
+    images have no row.
 
     Raises:
-        DataError: the model is missing, damaged or changed, or there are no images.
-        ConfigError: the runtime is not installed, or the device is not available.
+        DataError: the model is missing, damaged or changed, there are no images, or as of `read_images`.
+        ConfigError: the runtime is not installed, the device is not available, or as of `read_images`.
     """
     contents = model_folder.read(request.model)
     spec = contents.model
     shape, names = spec.input.shape, spec.classes
     runtime = chosen(request.model, contents, request.runtime, request.device)
     answer = predictor(request.model, contents, runtime, request.device, request.allowed)
-    images = read_images(request.images, spec.input)
+    images = read_images(request.images, spec.input, request.allowed)
     result = Predicted(runtime)
     with _table(request.out) as file, progress("predicting", len(images), "images", visible=request.visible) as bar:
         table = CsvTable(file)
