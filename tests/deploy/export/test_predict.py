@@ -116,6 +116,65 @@ def test_an_archive_without_images_is_refused(arrays: dict[str, Any], exported: 
         asked(exported, tmp_path / "some.npz", tmp_path)
 
 
+def with_input(model: Path, **changes: Any) -> None:
+    """The exported model as of a run whose `[input]` was changed: only its weights stay."""
+    edit(model, lambda c: c["model"]["input"].update(changes))
+    edit(model, lambda c: c["files"].pop(GRAPH, None))
+    data = save(load((model / WEIGHTS).read_bytes()), model_folder.read(model).facts.strings())
+    (model / WEIGHTS).write_bytes(data)
+    edit(model, lambda c: c["files"].update({WEIGHTS: codec.digest(data)}))
+
+
+@pytest.mark.parametrize(
+    ("frames", "wanted"),
+    [("all", [1, 2, 3, 4, 5, 6]), ({"every": 2}, [1, 3, 5]), ("middle", [4])],
+    ids=str,
+)
+def test_each_frame_of_a_series_has_the_row_that_it_would_have_alone(
+    frames: Any, wanted: list[int], model: Path, done: FinishedRun, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By the command: a folder with a series in it, whose files are not in the order of its slices."""
+    stack = np.rint(done.test.pixels()[:6, 0].numpy() * 255).astype(np.uint8)
+    for folder in ("scan", "alone"):
+        (tmp_path / folder / "ct").mkdir(parents=True)
+        for z, plane in enumerate(stack):
+            name = str(6 - z) if folder == "scan" else f"{z + 1}.dcm"
+            dicom(tmp_path / folder / "ct" / name, plane, 8, InstanceNumber=z)
+    with_input(model, frames=frames)
+    by_name = ("predict", model, tmp_path / "alone", "--out", tmp_path / "alone.csv")
+    assert called(capfd, *by_name)[0] == 0
+    alone = {row.pop("path"): row for row in table(tmp_path / "alone.csv")}
+    code, out, err = called(
+        capfd, "predict", model, tmp_path / "scan", "--series", "folder", "--out", tmp_path / "p.csv"
+    )
+    assert (code, f"{len(wanted)} images by torch, 0 unreadable" in out) == (0, True), err
+    rows = table(tmp_path / "p.csv")
+    frame = "ct, frame {}" if frames != "middle" else "ct"
+    assert [row.pop("path") for row in rows] == [frame.format(number) for number in wanted]
+    assert rows == [alone[f"ct/{number}.dcm"] for number in wanted]
+    assert len({row["p_0"] for row in alone.values()}) == 6, "no two slices alike"
+
+
+def test_tiles_are_classified_by_a_list(
+    model: Path, done: FinishedRun, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stack = np.rint(done.test.pixels()[:2, 0].numpy() * 255).astype(np.uint8)
+    Image.fromarray(np.concatenate(stack, axis=1)).save(tmp_path / "slide.png")
+    Image.fromarray(stack[1]).save(tmp_path / "alone.png")
+    (tmp_path / "new.csv").write_text("path,x,y\nslide.png,8,0\nslide.png,9,0\n", encoding="utf-8")
+    command = ("predict", model, tmp_path / "new.csv", "--tile-size", "8", "--out", tmp_path / "p.csv")
+    code, _, err = called(capfd, *command)
+    assert code == 65
+    assert "unreadable: slide.png, tile 9,0,8,8: a tile that crosses the edge of its image of 16 x 8 pixels" in err
+    (row,) = table(tmp_path / "p.csv")
+    assert row.pop("path") == "slide.png, tile 8,0,8,8"
+    asked(model, tmp_path / "alone.png", tmp_path)
+    (alone,) = table(tmp_path / "p.csv")
+    assert alone.pop("path") == "alone.png"
+    assert row == alone
+    assert called(capfd, *command[:2], tmp_path, *command[3:])[0] == 78, "a folder has no tiles"
+
+
 def test_unreadable_files_are_named_when_the_others_are_done(
     exported: Path, pngs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
