@@ -32,7 +32,6 @@ from protofed.common.storage.journal import Journal
 from protofed.deploy.export import kept_states, model_folder
 from protofed.deploy.export.export import ExportRequest, export
 from protofed.deploy.export.kept_states import Base, KeptRound
-from protofed.deploy.export.model_card import card
 from protofed.deploy.export.models import personal_model
 from protofed.deploy.state_folder import open_state
 from protofed.server.methods.cwfedavg import CwFedAvgServer
@@ -191,15 +190,21 @@ def test_a_site_needs_no_server_for_what_it_was_sent(simulated: Simulated, wante
 
 def test_the_runs_names_and_preparation_go_with_the_model(recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:
     names = tuple(f"digit {c}" for c in range(10))
-    recipe = recipe_of("fedavg", rounds=1, model={"name": "mlp", "hidden": [4]}, class_names=names, name="named")
-    done = finished_run(recipe.model_dump_json())
-    made = export(ExportRequest(done.run, "global", tmp_path / "m", "safetensors", state=done.state))
-    assert made.facts.model.classes == names
-    input_ = Input(shape=(1, 8, 8), fit="pad", window=(50, 200))
-    facts = made.facts.model_copy(update={"model": made.facts.model.model_copy(update={"input": input_})})
-    told = card(facts, ("model.onnx",), None)
-    assert "scaled into it, with black beside; values of -50 to 150" in told
-    assert "image.resize" not in told
+    crop = {"transform": "torchvision/CenterCrop", "size": 8}
+    input_ = {"shape": (1, 8, 8), "fit": "pad", "window": (50, 200), "frames": {"every": 3}, "prepare": [crop]}
+    recipe = recipe_of("fedavg", rounds=1, model={"name": "mlp", "hidden": [4]}, class_names=names, input=input_)
+    done = finished_run(recipe.model_copy(update={"name": "named"}).model_dump_json())
+    export(ExportRequest(done.run, "global", tmp_path / "m", "safetensors", state=done.state))
+    made = model_folder.read(tmp_path / "m").facts
+    assert (made.model.classes, made.model.input) == (names, Input.model_validate(input_))
+    told = (tmp_path / "m" / "MODEL_CARD.md").read_text(encoding="utf-8")
+    for words in (
+        "the frames 1, 4, 7 and",
+        "Values of -50 to 150",
+        "torchvision/CenterCrop (size = 8)",
+        "black beside",
+    ):
+        assert words in told
 
 
 def contents(folder: Path) -> dict[Path, tuple[bytes, int]]:

@@ -45,6 +45,63 @@ def told(changes: dict[str, Any], round: int = 2) -> str:
     return card(facts(round), ("model.onnx",), None, RunView(run_record(changes)))
 
 
+def of_input(**changes: Any) -> str:
+    """The card of a model whose run had this `[input]`."""
+    made = facts()
+    spec = made.model.model_copy(update={"input": Input.model_validate({"shape": (1, 8, 8), **changes})})
+    return card(made.model_copy(update={"model": spec}), ("model.onnx",), None)
+
+
+CROP = {"transform": "torchvision/CenterCrop", "size": [9, 7]}
+# For each key of `[input]`: other values than the default, and what the card then says.
+INPUTS: dict[str, list[tuple[Any, str]]] = {
+    "shape": [((1, 6, 9), "images of 9 x 6 pixels only"), ((3, 8, 8), "RGB images only"), ((5, 8, 8), "of 5 channels")],
+    "mean": [((0.25,), "mean 0.25")],
+    "std": [((0.125,), "deviation 0.125")],
+    "fit": [
+        ("stretch", "Other sizes are stretched to 8 x 8 pixels"),
+        ("crop", "and the middle is taken"),
+        ("pad", "with black beside"),
+    ],
+    "colours": [("convert", "RGB becomes grey")],
+    "window": [((40, 400), "Values of -160 to 240, in the file's own units, become 0 to 1")],
+    "frames": [
+        ("middle", "the one in the middle is the image"),
+        ("max", "their maximum is the image"),
+        ("mean", "their mean is the image"),
+        ("all", "Each frame is an image"),
+        ({"every": 5}, "the frames 1, 6, 11 and so on are images"),
+    ],
+    "prepare": [
+        ([CROP], "5. The transform torchvision/CenterCrop (size = \\[9, 7\\]) is applied.\n6. "),
+        ([{"transform": "monai/MedianSmooth"}, CROP], "5. The transform monai/MedianSmooth is applied.\n6. The transf"),
+        ([{"transform": "own:a_b"}], r"The transform own:a\_b is applied."),
+    ],
+}
+
+
+def test_each_key_that_decides_what_an_image_becomes_is_told() -> None:
+    assert INPUTS.keys() == Input.model_fields.keys(), "a new key decides, too"
+    plain = of_input()
+    for key, changes in INPUTS.items():
+        for value, words in changes:
+            assert words in of_input(**{key: value}), (key, value)
+            assert words not in plain, (key, value)
+    for words in ("1. A file of several frames is refused.", "took grey images only", "images of 8 x 8 pixels only"):
+        assert words in plain
+    assert "Grey is repeated for RGB" in of_input(shape=(3, 8, 8), colours="convert")
+
+
+def test_what_predict_and_the_snippet_do_beyond_the_run_is_told() -> None:
+    assert "It also stretches other sizes" in of_input(fit="stretch")
+    assert "It also stretches" not in of_input(fit="crop", colours="convert")
+    assert "image.resize((8, 8)" in of_input(frames="all")
+    for frames, several in (("all", True), ({"every": 5}, True), ("one", False), ("max", False)):
+        assert ("Probabilities are of one frame: the run has no rule" in of_input(frames=frames)) == several
+    for key, value in (("fit", "crop"), ("window", (40, 400)), ("prepare", [CROP])):
+        assert "# of 8 x 8 pixels, prepared as above" in of_input(**{key: value})
+
+
 ALONE = [task("ann"), task("bob", task_status="late")]
 ABORTED = {"run.status": "aborted", "run.reason": "the wrong labels", "recipe.rounds": 150}
 ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
-from protofed.common.config.tables import Input
+from protofed.client.data.volumes import gives_several
+from protofed.common.config.tables import EveryFrame, Frames, Input, NamedTransform
 from protofed.common.errors import count
 from protofed.common.protocol.messages import score_family
 from protofed.common.protocol.scores import MAJORITY
@@ -25,10 +27,19 @@ HEADS = {
     "nearest": "`logits` are the negative distances between the image's features and one prototype per class. A class "
     "without a prototype has minus infinity, and probability 0.",
 }
+COLOURS = {1: "grey", 3: "RGB"}
+FRAMES: Mapping[str, str] = {
+    "one": "A file of several frames is refused.",
+    "middle": "Of several frames, the one in the middle is the image. Of an even number, it is the later one.",
+    "max": "Of several frames, their maximum is the image.",
+    "mean": "Of several frames, their mean is the image.",
+    "all": "Each frame is an image.",
+}
 FITS = {
-    "stretch": "other sizes stretched to it",
-    "crop": "of other sizes the middle, scaled",
-    "pad": "other sizes scaled into it, with black beside",
+    "exact": "The run took images of {size} pixels only.",
+    "stretch": "Other sizes are stretched to {size} pixels.",
+    "crop": "Other sizes are scaled to cover {size} pixels, and the middle is taken.",
+    "pad": "Other sizes are scaled into {size} pixels, with black beside.",
 }
 BASELINES = {MAJORITY: "accuracy of always naming the test set's commonest class"}  # no scores of the model
 BALANCED = "balanced_accuracy"
@@ -56,6 +67,7 @@ def card(
         *first,
         f"## Input and output\n\n{_input(facts)}\n\n{HEADS.get(facts.model.head, _own_head(facts))} "
         "`probabilities` are their softmax. The predicted class is the one with the largest.",
+        f"## From an image file to `pixels`\n\n{_preprocessing(facts.model.input)}",
         f"## Classes\n\n{_classes(facts)}",
         f"## Scores\n\n{_scores(facts)}",
         f"## Provenance\n\n{_provenance(facts)}",
@@ -239,19 +251,63 @@ def _use(facts: ModelFacts) -> str:
     channels, height, width = facts.model.input.shape
     return (
         "Research, and comparison of methods, on images that were taken and prepared like the run's images. Input: "
-        f"{width} x {height} pixels, {channels} channel{'s' if channels > 1 else ''}, one of the classes above"
-        f"{_preprocessing(facts.model.input)}. "
+        f"{width} x {height} pixels, {channels} channel{'s' if channels > 1 else ''}, one of the classes above. "
         "It is not a medical device and was not examined as one. Base no diagnosis and no treatment on it."
     )
 
 
 def _preprocessing(input_: Input) -> str:
-    notes = [FITS[input_.fit]] if input_.fit != "exact" else []
-    notes += ["grey repeated for RGB, or RGB made grey"] if input_.colours == "convert" else []
-    if input_.window is not None:
-        centre, width = input_.window
-        notes.append(f"values of {centre - width / 2:g} to {centre + width / 2:g}, in the files' own units, as 0 to 1")
-    return f" (in the run: {'; '.join(notes)}; `protofed predict` does it)" if notes else ""
+    """What the run's sites did with a file, in the order of `client.data.decoding`."""
+    steps = [
+        f"{_frames(input_.frames)} A file of one frame is one image. Slices and pages count as frames.",
+        "The image is turned as its EXIF orientation says.",
+        _colours(input_),
+        _levels(input_),
+        *(f"The transform {_transform(step)} is applied." for step in input_.prepare),
+        FITS[input_.fit].format(size=f"{input_.shape[2]} x {input_.shape[1]}"),
+    ]
+    numbered = "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
+    strict = [name for name in ("fit", "colours") if getattr(input_, name) == "exact"]
+    loose = " It also stretches other sizes, and converts between grey and RGB." if strict else ""
+    several = (
+        " Probabilities are of one frame: the run has no rule that combines those of a file."
+        if gives_several(input_.frames)
+        else ""
+    )
+    return (
+        f"The run's sites did this, in this order:\n\n{numbered}\n\n`protofed predict` does the same.{loose}{several}"
+    )
+
+
+def _frames(rule: Frames) -> str:
+    if isinstance(rule, EveryFrame):
+        step = rule.every
+        return f"Of several frames, the frames 1, {1 + step}, {1 + 2 * step} and so on are images."
+    return FRAMES[rule]
+
+
+def _colours(input_: Input) -> str:
+    channels = input_.shape[0]
+    if input_.colours == "convert" and channels in COLOURS:
+        return "Grey is repeated for RGB." if channels == 3 else "RGB becomes grey, by ITU-R 601."
+    kind = COLOURS.get(channels)
+    return f"The run took images of {channels} channels only." if kind is None else f"The run took {kind} images only."
+
+
+def _levels(input_: Input) -> str:
+    if input_.window is None:
+        return (
+            "Values become 0 to 1: white is the largest value that the file's bits can hold. A DICOM file's own "
+            "VOI LUT or first window applies."
+        )
+    centre, width = input_.window
+    low, high = centre - width / 2, centre + width / 2
+    return f"Values of {low:g} to {high:g}, in the file's own units, become 0 to 1."
+
+
+def _transform(step: NamedTransform) -> str:
+    options = ", ".join(f"{name} = {json.dumps(value)}" for name, value in step.options.items())
+    return _line(step.transform) + (f" ({_line(options)})" if options else "")
 
 
 def _limits(facts: ModelFacts) -> str:
@@ -287,7 +343,8 @@ def _snippet(facts: ModelFacts) -> str:
         load = f"pixels = np.zeros((1, {channels}, {height}, {width}), np.float32)  # your images, 0 to 1"
         imports = "import numpy as np\nimport onnxruntime"
     else:
-        as_it_is = facts.model.input.fit in ("exact", "stretch") and facts.model.input.window is None
+        input_ = facts.model.input
+        as_it_is = input_.fit in ("exact", "stretch") and input_.window is None and not input_.prepare
         resize = f"image = image.resize(({width}, {height}), Image.Resampling.BILINEAR)"
         order = "[None, None]" if channels == 1 else ".transpose(2, 0, 1)[None]"
         load = (
