@@ -11,8 +11,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import nibabel
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from protofed.common.config.recipe import Recipe, read_recipe
@@ -207,7 +209,7 @@ def test_the_verdict_comes_first_and_names_what_makes_scores_untrue(run: Run, ch
 def test_files_that_are_left_out_are_named_by_the_verdict(check: Check, folder: Path) -> None:
     (folder / "train" / "benign" / "broken.png").write_bytes(b"")
     code, found = check(settings=SETTINGS.format(root=folder) + "max_unreadable_fraction = 0.5\n")
-    assert (code, found["refusal"], found["but"]) == (0, None, ["files that cannot be used: 1; they are left out"])
+    assert (code, found["refusal"], found["but"]) == (0, None, ["images that cannot be used: 1; they are left out"])
 
 
 def test_a_single_class_and_several_bit_depths_are_named_by_the_verdict(check: Check, tmp_path: Path) -> None:
@@ -310,6 +312,28 @@ def test_without_a_recipe_own_labels_count_and_for_an_evaluator_its_test_set(che
     code, found = check("--role", "evaluator")
     assert code == 0
     assert found["taken"] == {"tests_on": [1, 1, 0]}
+
+
+def test_a_volume_that_needs_a_window_is_told_as_that_without_a_recipe(check: Check, run: Run, tmp_path: Path) -> None:
+    """No recipe, no window; with one that has a window and a rule, each slice is an image."""
+    values: NDArray[np.int16] = np.arange(-60, 60, dtype=np.int16).reshape(5, 4, 6)
+    make: Any = nibabel.Nifti1Image
+    for label, count in (("benign", 2), ("malignant", 1)):
+        (tmp_path / "ct" / label).mkdir(parents=True)
+        for number in range(count):
+            make(values + number, np.eye(4)).to_filename(tmp_path / "ct" / label / f"{number}.nii.gz")
+    settings = f'[data]\nsource = "folder"\nroot = "{tmp_path / "ct"}"\n'
+    code, found = check(recipe=False, settings=settings)
+    assert (code, found["refusal"], len(found["unreadable"])) == (0, None, 3)
+    assert {image["why"].partition(";")[0] for image in found["unreadable"]} == {
+        "values of 32 bits or with a sign, which need input.window"
+    }
+    assert (found["formats"], found["sizes"]) == ({"NIfTI, grey, 16 bits": 3}, {"5 x 4": 3})
+    changes = ("--set", "input.window=[0, 120]", "--set", "input.frames='all'", "--set", "input.colours='convert'")
+    code, found = check(*changes, settings=settings)
+    assert (found["unreadable"], found["stored"]["all"]) == ([], [12, 6, 0])
+    assert (found["formats"], found["sizes"], found["groups"]) == ({"NIfTI, grey, 16 bits": 18}, {"5 x 4": 18}, 3)
+    assert "18 images with a class, 0 of them unreadable" in run(*changes, settings=settings)[1]
 
 
 def test_data_that_are_not_there_are_a_refusal_and_no_table(check: Check, run: Run, tmp_path: Path) -> None:

@@ -322,7 +322,7 @@ def _reasons(path: Path) -> Iterator[None]:
 @contextmanager
 def _opened(path: Path, window: GreyWindow | None) -> Iterator[Volume]:
     """A file, or the folder of a DICOM series, as its frames."""
-    files = _list_files(path)
+    files = list_files(path)
     if len(files) > 1:
         yield _Slices(sorted_slices(files), window)
     elif dicom.is_dicom(files[0]):
@@ -337,7 +337,7 @@ def _opened(path: Path, window: GreyWindow | None) -> Iterator[Volume]:
 
 def _count(path: Path) -> int:
     """Number of frames, from a header alone; of a series, the number of its files."""
-    files = _list_files(path)
+    files = list_files(path)
     if len(files) > 1:
         return len(files)
     if dicom.is_dicom(files[0]):
@@ -348,7 +348,7 @@ def _count(path: Path) -> int:
         return pages.count
 
 
-def _list_files(path: Path) -> Sequence[Path]:
+def list_files(path: Path) -> Sequence[Path]:
     """The file itself; of a folder the files in it, by name: a series, or one file of several frames.
 
     Raises:
@@ -466,7 +466,7 @@ class _Pages:
 def _read_tile(path: Path, tile: ImageTile, window: GreyWindow | None) -> Image:
     """A tile of an ordinary image, which is decoded whole, or else of a slide, of which only the tile is read."""
     _check_file(path, of_any_size=True)
-    if not _is_ordinary(path):
+    if not is_ordinary(path):
         return _opaque(slides.read_tile(path, tile))
     with _pages(path, window) as pages:
         image = pages.read(0)
@@ -474,7 +474,7 @@ def _read_tile(path: Path, tile: ImageTile, window: GreyWindow | None) -> Image:
     return image.crop((tile.x, tile.y, tile.x + tile.width, tile.y + tile.height))
 
 
-def _is_ordinary(path: Path) -> bool:
+def is_ordinary(path: Path) -> bool:
     """Whether Pillow reads a file as one image, and that is not too large to be decoded."""
     try:
         with _pages(path, None) as pages:

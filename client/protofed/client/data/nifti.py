@@ -45,11 +45,19 @@ def count_slices(path: Path) -> int:
         UnreadableImageError: it is no volume of one number a voxel.
         DataError: nibabel is not installed.
     """
-    start = _start(path)
-    library = _library()
-    kind = library.Nifti1Header if _version(start) == 1 else library.Nifti2Header
-    header = kind(start[: kind.sizeof_hdr])
+    header = _header(path)
     return int(header.get_data_shape()[_geometry(header).axes[2]])
+
+
+def read_layout(path: Path) -> tuple[int, tuple[int, int]]:
+    """Bits of a value, and width and height of a slice, from the header.
+
+    Raises:
+        UnreadableImageError, DataError: as of `count_slices`.
+    """
+    header = _header(path)
+    shape, (x, y, _) = header.get_data_shape(), _geometry(header).axes
+    return 8 * header.get_data_dtype().itemsize, (int(shape[x]), int(shape[y]))
 
 
 @contextmanager
@@ -121,6 +129,14 @@ class NiftiSlices:
         plane = np.asarray(self.stored.dataobj[tuple(where)])
         plane = plane if y < x else plane.T  # [y, x]
         return plane[:: 1 if to_posterior else -1, :: 1 if to_left else -1]
+
+
+def _header(path: Path) -> Any:
+    """The header as nibabel has it; no more of the file is read."""
+    start = _start(path)
+    library = _library()
+    kind = library.Nifti1Header if _version(start) == 1 else library.Nifti2Header
+    return kind(start[: kind.sizeof_hdr])
 
 
 def _geometry(header: Any) -> Geometry:

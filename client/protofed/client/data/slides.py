@@ -33,6 +33,16 @@ def read_tile(path: Path, tile: ImageTile) -> Image:
         ) from error
 
 
+def find_kind(path: Path) -> str | None:
+    """The format as OpenSlide calls it, such as `aperio`; None: no slide that it reads.
+
+    Raises:
+        DataError: OpenSlide is not installed.
+    """
+    kind: str | None = _library().OpenSlide.detect_format(path)
+    return kind
+
+
 def _library() -> Any:
     try:
         import openslide

@@ -329,7 +329,7 @@ class SiteCheck:
         if count := len(self.unreadable) + len(self.misplaced):
             without_run = "a run refuses the site if data.max_unreadable_fraction allows fewer"
             then = without_run if self.request.recipe is None else "they are left out"
-            yield Concern(f"files that cannot be used: {count:,}; {then}", untrue=False)
+            yield Concern(f"images that cannot be used: {count:,}; {then}", untrue=False)
 
     def _about_duplicates(self) -> Iterator[Concern]:
         if across := self.duplicates.across:

@@ -172,8 +172,7 @@ def _labels(check: SiteCheck) -> RenderableType | None:
 
 def _files(check: SiteCheck) -> RenderableType:
     images, unreadable = check.survey.images, check.unreadable
-    noun = "image" if images and images[0].format.startswith("array") else "file"
-    lines = [Text(f"{counted(len(images), noun)} with a class, {len(unreadable)} of them unreadable")]
+    lines = [Text(f"{counted(len(images), 'image')} with a class, {len(unreadable)} of them unreadable")]
     lines += _truncated(unreadable, lambda image: f"- {image.name}: {image.problem}")
     if check.misplaced:
         lines.append(Text(f"{counted(len(check.misplaced), 'file')} in no class's folder (they count as unreadable)"))

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,8 +15,16 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from protofed.client.data import arrays, dicom
-from protofed.client.data.decoding import FORMATS, decode, decode_file, silence_decoders, white_level
+from protofed.client.data import arrays, dicom, nifti, slides
+from protofed.client.data.decoding import (
+    FORMATS,
+    decode,
+    decode_file,
+    is_ordinary,
+    list_files,
+    silence_decoders,
+    white_level,
+)
 from protofed.client.data.examples import Examples
 from protofed.client.data.file_entry import UnreadableImageError
 from protofed.client.data.image_cache import ImageCache
@@ -25,12 +33,14 @@ from protofed.client.data.labels import by_number, normalise
 from protofed.client.data.pictures import FilePicture
 from protofed.client.data.reading import Reading, read_images
 from protofed.client.data.split import DataSplit
+from protofed.client.data.volumes import ImageTile, parse_part
 from protofed.common.config.data import Data
 from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
 
 Pixels: TypeAlias = NDArray[Any]  # [channels, H, W], uint8 or uint16; of arrays also float32 in 0..1
-AHEAD = 256  # files that are submitted to the threads at a time
+Stored: TypeAlias = tuple[str, tuple[int, int] | None]  # as `SurveyedImage.format` and `size`
+AHEAD = 256  # images that are submitted to the threads at a time
 DRAWN = "no split"  # the split of images whose source has none: settings and seed decide what is held out
 _DICOM_TAGS = ["Rows", "Columns", "BitsStored", "PhotometricInterpretation"]
 
@@ -40,12 +50,12 @@ class SurveyedImage:
     """One image whose label is a class of the run.
 
     Attributes:
-        name: its path below the root; in an array file, its row.
+        name: its path below the root, with its frame or tile; in an array file, its row.
         label: the site's own label.
         index: the run's class, 0..C-1.
         split: train, val or test, or DRAWN.
         format: as stored, such as "JPEG, RGB, 8 bits"; empty if unknown.
-        size: width and height as stored; None if unknown.
+        size: width and height as stored, of a slice or tile if it is one; None if unknown.
         digest: BLAKE3 of the pixels that the model sees; None: it cannot be read.
         problem: the reason why it cannot be read; None: it can.
         sums: [channels, 3]: sum of the pixels in 0..1, sum of their squares, number of pixels; None: it cannot be read.
@@ -94,9 +104,10 @@ def survey_files(
     # suffice, for Pillow releases the interpreter's lock while it decodes.
     images, items = list[SurveyedImage](), scan.items
     read = partial(_decoded, input_=input_) if cache is None else _cached(items, input_, cache)
+    survey_one = partial(_of_file, read=read, read_format=lru_cache(maxsize=AHEAD)(_read_format))
     with silence_decoders(), ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for first in range(0, len(items), AHEAD):
-            for image in pool.map(partial(_of_file, read=read), items[first : first + AHEAD]):
+            for image in pool.map(survey_one, items[first : first + AHEAD]):
                 images.append(image)
                 on_image()
     return Survey(
@@ -170,20 +181,26 @@ def _pixels(examples: Examples, row: int) -> Pixels:
     return pixels
 
 
-def _read_format(path: Path) -> tuple[str, tuple[int, int] | None]:
-    """Format, width and height from a file's header, without decoding it; empty and None if it cannot be read."""
+def _read_format(path: Path, *, tiles: bool) -> Stored:
+    """Format, width and height from the header of a file or of a series' first file; empty and None if unknown."""
     try:
-        return _header(path) if path.is_file() else ("", None)  # opening a pipe would never end
+        if tiles and path.is_file() and not is_ordinary(path):  # opening a pipe would never end
+            kind = slides.find_kind(path)
+            return ("", None) if kind is None else (f"slide ({kind}), RGB, 8 bits", None)
+        first, *more = list_files(path)
+        return _header(first, " series" if more else "")
     except Exception:  # decoders of damaged files raise anything
         return "", None
 
 
-def _header(path: Path) -> tuple[str, tuple[int, int]]:
+def _header(path: Path, series: str) -> Stored:
     if dicom.is_dicom(path):
-        import pydicom
-
-        header = pydicom.dcmread(path, specific_tags=_DICOM_TAGS, stop_before_pixels=True)
-        return f"DICOM, {header.PhotometricInterpretation}, {header.BitsStored} bits", (header.Columns, header.Rows)
+        header = dicom.read_elements(path, _DICOM_TAGS, stop_before_pixels=True)
+        stored_as = f"DICOM{series}, {header.PhotometricInterpretation}, {header.BitsStored} bits"
+        return stored_as, (header.Columns, header.Rows)
+    if nifti.is_nifti(path):
+        bits, size = nifti.read_layout(path)
+        return f"NIfTI, grey, {bits} bits", size
     from PIL import Image
 
     with Image.open(path, formats=FORMATS) as image:
@@ -206,17 +223,20 @@ def mean_and_std(images: Sequence[SurveyedImage]) -> tuple[list[float], list[flo
     return mean.tolist(), np.sqrt(np.maximum(squares / count - mean**2, 0)).tolist()
 
 
-def _of_file(item: IndexedFile, read: Callable[[IndexedFile], Pixels]) -> SurveyedImage:
-    image = SurveyedImage(item.name, item.label, item.index, item.split or DRAWN)
+def _of_file(
+    item: IndexedFile, read: Callable[[IndexedFile], Pixels], read_format: Callable[..., Stored]
+) -> SurveyedImage:
+    image, tile = SurveyedImage(item.name, item.label, item.index, item.split or DRAWN), parse_part(item.part)
+    stored_as, size = read_format(item.path, tiles=isinstance(tile, ImageTile))
+    if isinstance(tile, ImageTile):
+        size = tile.width, tile.height
     try:
-        pixels = read(item)
+        return _with_pixels(image, read(item), (stored_as, size))
     except UnreadableImageError as error:
-        stored_as, size = _read_format(item.path)
         return replace(image, problem=str(error), format=stored_as, size=size)
-    return _with_pixels(image, pixels, _read_format(item.path))
 
 
-def _with_pixels(image: SurveyedImage, pixels: Pixels, stored_as: tuple[str, tuple[int, int] | None]) -> SurveyedImage:
+def _with_pixels(image: SurveyedImage, pixels: Pixels, stored_as: Stored) -> SurveyedImage:
     flat = pixels.reshape(len(pixels), -1).astype(np.float64) / white_level(pixels.dtype)  # [channels, H * W]
     sums = np.stack((flat.sum(1), (flat**2).sum(1), np.full(len(flat), flat.shape[1])), axis=1)
     # Shape and type are hashed, too: the same bytes may be another image.
