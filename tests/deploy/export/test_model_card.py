@@ -68,7 +68,7 @@ INPUTS: dict[str, list[tuple[Any, str]]] = {
     "frames": [
         ("middle", "the one in the middle is the image"),
         ("max", "their maximum is the image"),
-        ("mean", "their mean is the image"),
+        ("mean", "their mean is the image. Grey frames go through step 4 first"),
         ("all", "Each frame is an image"),
         ({"every": 5}, "the frames 1, 6, 11 and so on are images"),
     ],
@@ -97,7 +97,7 @@ def test_what_predict_and_the_snippet_do_beyond_the_run_is_told() -> None:
     assert "It also stretches" not in of_input(fit="crop", colours="convert")
     assert "image.resize((8, 8)" in of_input(frames="all")
     for frames, several in (("all", True), ({"every": 5}, True), ("one", False), ("max", False)):
-        assert ("Probabilities are of one frame: the run has no rule" in of_input(frames=frames)) == several
+        assert ("and scores are of single frames: the run has no rule" in of_input(frames=frames)) == several
     for key, value in (("fit", "crop"), ("window", (40, 400)), ("prepare", [CROP])):
         assert "# of 8 x 8 pixels, prepared as above" in of_input(**{key: value})
 

@@ -32,7 +32,7 @@ FRAMES: Mapping[str, str] = {
     "one": "A file of several frames is refused.",
     "middle": "Of several frames, the one in the middle is the image. Of an even number, it is the later one.",
     "max": "Of several frames, their maximum is the image.",
-    "mean": "Of several frames, their mean is the image.",
+    "mean": "Of several frames, their mean is the image. Grey frames go through step 4 first.",
     "all": "Each frame is an image.",
 }
 FITS = {
@@ -270,7 +270,7 @@ def _preprocessing(input_: Input) -> str:
     strict = [name for name in ("fit", "colours") if getattr(input_, name) == "exact"]
     loose = " It also stretches other sizes, and converts between grey and RGB." if strict else ""
     several = (
-        " Probabilities are of one frame: the run has no rule that combines those of a file."
+        " Probabilities and scores are of single frames: the run has no rule that combines those of a file."
         if gives_several(input_.frames)
         else ""
     )
