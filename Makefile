@@ -107,7 +107,7 @@ release: .venv/ready    ## a release: versions, notes, dist/, commits and tag: m
 
 EXTRAS ?= postgres,report
 FETCH = .venv/bin/python -m pip --quiet --disable-pip-version-check
-wheelhouse: .venv/ready ## wheelhouse/: all wheels of an installation without a network: make wheelhouse EXTRAS=client,dicom,export
+wheelhouse: .venv/ready ## wheelhouse/: all wheels of an installation without a network: make wheelhouse EXTRAS=client,report
 	rm -rf wheelhouse && $(FETCH) wheel --no-deps --wheel-dir wheelhouse .
 	$(FETCH) download --only-binary=:all: -c constraints.txt -c deploy/docker/tools.txt --dest wheelhouse \
 		-r deploy/docker/tools.txt "$$(ls wheelhouse/protofed-*.whl)[$(EXTRAS)]"

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from packaging.utils import canonicalize_name
 from tests.support.dockerfile import DOCKER, ROOT
 
-EXTRAS = "client,dicom,export,mlflow,postgres,report,tensorboard"  # what deploy/docker/README.md names
+# What deploy/docker/README.md names.
+EXTRAS = "client,dicom,export,histology,mlflow,monai,nifti,postgres,report,tensorboard"
 MACHINES = ("x86_64", "aarch64")
 GLIBC = (41, 28)  # Debian 13's 2.41 and RHEL 8's 2.28
 HEADER = "# Wheels of the images' build, for Linux and CPython 3.11, of the package index. Renew: make constraints\n"

@@ -29,7 +29,8 @@ def test_requirements_of_the_images_and_no_others(build: dict[str, Any]) -> None
     )
     assert {"grpcio", "jinja2", "psycopg"} <= server
     assert not {"torch", "torchvision", "scikit-learn"} & server
-    assert {"grpcio", "torch", "pydicom", "onnxruntime"} <= client
+    assert {"grpcio", "torch", "pydicom", "onnxruntime", "nibabel", "openslide-bin", "monai"} <= client
+    assert "pylibjpeg-libjpeg" not in server | client, "it is under the GPL-3"
     with pytest.raises(SystemExit, match="there is no reports; expected some of client, postgres, report"):
         build["requirements"](ROOT / "pyproject.toml", "postgres,reports")
     step = [sys.executable, str(DOCKER / "build.py"), "torch", "rocm", ""]
@@ -80,6 +81,14 @@ def installed(build: dict[str, Any], environment: Path, cuda: str) -> None:
     (environment / "bin").mkdir()
     (environment / "bin" / "python").write_text(f"#!/bin/sh\necho {cuda}\n")
     (environment / "bin" / "python").chmod(0o755)
+
+
+def test_the_readme_has_the_extras_of_the_images_and_all_have_hashes() -> None:
+    told = (DOCKER / "README.md").read_text(encoding="utf-8")
+    for target in TARGETS:
+        assert f"of the {target}: `{extras(target)}`" in told
+        assert f"make wheelhouse EXTRAS={extras(target)} " in told
+        assert set(extras(target).split(",")) <= set(EXTRAS.split(","))
 
 
 HASHES = dict(line.split(" ", 1) for line in (DOCKER / "hashes.txt").read_text(encoding="utf-8").splitlines()[1:])
