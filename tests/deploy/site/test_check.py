@@ -314,8 +314,8 @@ def test_without_a_recipe_own_labels_count_and_for_an_evaluator_its_test_set(che
     assert found["taken"] == {"tests_on": [1, 1, 0]}
 
 
-def test_slices_of_volumes_are_counted_by_the_runs_rule(check: Check, run: Run, tmp_path: Path) -> None:
-    """Signed values need a window; with one and a rule, each slice is an image of its volume's group."""
+def test_a_volume_that_needs_a_window_is_told_as_that_without_a_recipe(check: Check, run: Run, tmp_path: Path) -> None:
+    """No recipe, no window; with one that has a window and a rule, each slice is an image."""
     values: NDArray[np.int16] = np.arange(-60, 60, dtype=np.int16).reshape(5, 4, 6)
     make: Any = nibabel.Nifti1Image
     for label, count in (("benign", 2), ("malignant", 1)):
@@ -323,13 +323,13 @@ def test_slices_of_volumes_are_counted_by_the_runs_rule(check: Check, run: Run, 
         for number in range(count):
             make(values + number, np.eye(4)).to_filename(tmp_path / "ct" / label / f"{number}.nii.gz")
     settings = f'[data]\nsource = "folder"\nroot = "{tmp_path / "ct"}"\n'
-    changes = ["--set", "input.frames='all'", "--set", "input.colours='convert'"]
-    code, found = check(*changes, settings=settings)
-    assert (code, len(found["unreadable"])) == (65, 18)
+    code, found = check(recipe=False, settings=settings)
+    assert (code, found["refusal"], len(found["unreadable"])) == (0, None, 3)
     assert {image["why"].partition(";")[0] for image in found["unreadable"]} == {
         "values of 32 bits or with a sign, which need input.window"
     }
-    changes += ["--set", "input.window=[0, 120]"]
+    assert (found["formats"], found["sizes"]) == ({"NIfTI, grey, 16 bits": 3}, {"5 x 4": 3})
+    changes = ("--set", "input.window=[0, 120]", "--set", "input.frames='all'", "--set", "input.colours='convert'")
     code, found = check(*changes, settings=settings)
     assert (found["unreadable"], found["stored"]["all"]) == ([], [12, 6, 0])
     assert (found["formats"], found["sizes"], found["groups"]) == ({"NIfTI, grey, 16 bits": 18}, {"5 x 4": 18}, 3)

@@ -138,6 +138,7 @@ def _examples(items: Sequence[IndexedFile], images: ReadImages, readable: NDArra
 
 LABELLED_BY_NAME = frozenset({"folder", "manifest"})  # sources whose labels are names, not numbers
 _TRIED = 20  # files that are tried for one that can be read
+_ANY_WINDOW = (0.0, 1.0)  # of an image whose shape alone counts: some files need one, which only a recipe sets
 _LONGEST = 1024  # pixels a side of an image that no run asked for: photographs of a camera would fill the memory
 
 
@@ -253,7 +254,7 @@ def _first_shape(data: Data) -> Input:
     for entry in entries[:_TRIED]:
         try:
             with silence_decoders():
-                image = open_image(entry.path, None, "middle", entry.part)
+                image = open_image(entry.path, _ANY_WINDOW, "middle", entry.part)
         except UnreadableImageError:
             continue
         channels = 3 if image.mode == "RGB" else 1
