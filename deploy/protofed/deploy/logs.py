@@ -286,12 +286,13 @@ def hide(*folders: Path | None, secrets: tuple[str, ...] = (), urls: tuple[str |
 
 
 def hide_site(settings: ClientSettings) -> None:
-    """Hide a client daemon's data, its proxy's password and its metrics' token."""
+    """Hide a client daemon's data, its PACS, its proxy's password and its metrics' token."""
     from protofed.common.config.data import data_folder
 
     proxy = None if settings.proxy is None else settings.proxy.get_secret_value()
     data = settings.data
-    hide(data.root, data.place, data_folder(), secrets=_token(settings.metrics), urls=(proxy,))
+    pacs = () if data.dicomweb is None else (data.dicomweb.url, *_content(data.dicomweb.token_file))
+    hide(data.root, data.place, data_folder(), secrets=(*_token(settings.metrics), *pacs), urls=(proxy,))
 
 
 def hide_server(settings: ServerSettings) -> None:

@@ -196,8 +196,6 @@ def decode_file(path: Path, input_: Input, part: str = "") -> Pixels:
 
     `warnings.catch_warnings` is not thread-safe, so it must be entered once around all threads.
     """
-    if input_.shape[0] not in (1, 3):
-        raise DataError(f"input.shape has {input_.shape[0]} channels; image files have 1 or 3: expected a source npz")
     return fit_to_input(open_image(path, input_.window, input_.frames, part), input_)
 
 
@@ -213,7 +211,10 @@ def fit_to_input(image: Image, input_: Input) -> Pixels:
     Raises:
         UnreadableImageError: of a size or colours that the run accepts only with another `input.fit` or
             `input.colours`.
+        DataError: the run has more channels than images have.
     """
+    if input_.shape[0] not in (1, 3):
+        raise DataError(f"input.shape has {input_.shape[0]} channels; image files have 1 or 3: expected a source npz")
     image = _coloured(image, input_)
     if input_.window is not None and image.mode != "F":
         return fit_planes(np.atleast_3d(windowed(np.asarray(image), input_.window)).transpose(2, 0, 1), input_)

@@ -41,7 +41,7 @@ _TAGS = [
 ]
 # Lossless JPEG, JPEG-LS and JPEG of 12 bits. Only pylibjpeg-libjpeg decodes them; its licence, the GPL, is not ours.
 _BY_LIBJPEG = frozenset(f"1.2.840.10008.1.2.4.{end}" for end in (51, 57, 70, 80, 81))
-_COUNT = ["NumberOfFrames", "PerFrameFunctionalGroupsSequence"]
+FRAME_TAGS = ["NumberOfFrames", "PerFrameFunctionalGroupsSequence"]
 _DEFLATED = "1.2.840.10008.1.2.1.99"
 # The first element of a file without a preamble: of group 2 or 8, with a VR or (implicit) a length below 65536.
 _BARE = re.compile(rb"[\x02\x08]\0.\0(?:[A-Z]{2}|..\0\0)|\0[\x02\x08]\0.[A-Z]{2}", re.DOTALL)
@@ -87,7 +87,7 @@ class DicomFrames:
     @property
     def count(self) -> int:
         """Number of frames."""
-        return _count(self.dataset)
+        return frame_count(self.dataset)
 
     def read(self, index: int) -> Image:
         """Decode one frame; returns mode F (grey) in 0..1, or RGB of 8 bits.
@@ -115,7 +115,11 @@ def open_frames(path: Path, window: GreyWindow | None) -> DicomFrames:
         UnreadableImageError: no image, or one that is too large.
         DataError: pydicom is not installed.
     """
-    dataset = read_elements(path, _TAGS)
+    return open_dataset(read_elements(path, _TAGS), window)
+
+
+def open_dataset(dataset: Dataset, window: GreyWindow | None) -> DicomFrames:
+    """As `open_frames`, of a file that was read into memory."""
     if "PixelData" not in dataset:
         raise UnreadableImageError("DICOM without an image")
     if any(name not in dataset for name in ("Rows", "Columns", "PhotometricInterpretation", "BitsStored")):
@@ -127,10 +131,11 @@ def open_frames(path: Path, window: GreyWindow | None) -> DicomFrames:
 
 def count_frames(path: Path) -> int:
     """Number of frames, without reading the pixels."""
-    return _count(read_elements(path, _COUNT, stop_before_pixels=True))
+    return frame_count(read_elements(path, FRAME_TAGS, stop_before_pixels=True))
 
 
-def _count(dataset: Dataset) -> int:
+def frame_count(dataset: Dataset) -> int:
+    """Number of frames by the header."""
     return max(int(dataset.get("NumberOfFrames") or 1), len(dataset.get("PerFrameFunctionalGroupsSequence") or []))
 
 

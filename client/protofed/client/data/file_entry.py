@@ -7,8 +7,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Self, TypeAlias, get_args
+from typing import Literal, NamedTuple, Self, TypeAlias, get_args
 
+from protofed.common.config.data import DicomWeb
 from protofed.common.errors import DataError
 
 MAX_PIXELS = 100_000_000  # of one image as stored: a larger one is a decompression bomb, or a whole slide
@@ -43,9 +44,22 @@ _SPLIT_NAMES: Mapping[str, Split] = {
 }
 
 
+class PacsImage(NamedTuple):
+    """An instance of a PACS, or a series, by its UIDs.
+
+    Attributes:
+        instance: empty: the series is one volume.
+    """
+
+    pacs: DicomWeb
+    study: str
+    series: str
+    instance: str = ""
+
+
 @dataclass(frozen=True)
 class FileEntry:
-    """An image file, a part of one, or the folder of a DICOM series; not opened yet.
+    """An image file, a part of one, or the folder of a DICOM series; or an image of a PACS. It is not opened yet.
 
     Attributes:
         name: its path below the root (of a manifest: below the manifest's folder), with slashes; then its part, if
@@ -59,6 +73,8 @@ class FileEntry:
         ambiguous: several files have the name that a manifest gives.
         part: which example of the file this is, as of `volumes`: "frame 12", or "tile 512,1024,256,256"; empty: the
             image that the run's rule takes from the whole file.
+        remote: the image of a PACS; `path` is then the manifest that lists it, and `name` its row. None: a file. Not
+            in the repr, as UIDs may identify a patient.
     """
 
     path: Path
@@ -70,6 +86,7 @@ class FileEntry:
     site: str | None = None
     ambiguous: bool = False
     part: str = ""
+    remote: PacsImage | None = field(default=None, repr=False)
 
     def of_part(self, part: str) -> Self:
         """The entry of one part of this file; an empty part is the file itself."""

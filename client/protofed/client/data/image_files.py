@@ -17,11 +17,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 
-from protofed.client.data import folder
+from protofed.client.data import dicomweb, folder
 from protofed.client.data.decoding import list_parts, silence_decoders
-from protofed.client.data.file_entry import SPLITS, FileEntry, Listing, Split, leaves_root, parse_split
+from protofed.client.data.file_entry import SPLITS, FileEntry, Listing, PacsImage, Split, leaves_root, parse_split
 from protofed.client.data.folder import walk
 from protofed.client.data.labels import LabelMap, normalise
+from protofed.client.data.pictures import FilePicture, StoredPicture
 from protofed.client.data.volumes import ImageTile, gives_several
 from protofed.common.config.data import ColumnPartition, Data, data_folder
 from protofed.common.config.tables import Frames
@@ -31,6 +32,8 @@ SEPARATORS = (",", ";", "\t")
 # Labels of rows whose label is not one: no class of any run, to be ignored by these names, or mapped.
 SEVERAL, NO_LABEL, UNCLEAR = "several labels", "no label", "unclear label"
 _OPTIONAL = ("split", "group")
+_UIDS = ("study", "series", "instance")  # columns of a table whose images a PACS has
+_UID = re.compile(r"[0-9][0-9.]{0,63}")  # PS3.5, 9.1; some devices begin a component with 0
 _DRIVE = re.compile(r"[A-Za-z]:")
 _SEPARATOR_LINE = re.compile(r"sep=([,;\t|])\s*", re.IGNORECASE)
 _WORKBOOKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # how .xlsx and .ods begin, and .xls
@@ -55,19 +58,25 @@ def read_manifest(file: Path, data: Data, *, labelled: bool = True) -> list[File
     """
     records = _records(file, data, labelled=labelled)
     optional = [name for name in _OPTIONAL if any(cells.get(name) for _, cells in records)]
-    needed = ["path", *(["label"] if labelled else [])]
+    needed = [*_places(data), *(["label"] if labelled else [])]
     needed += ["site"] if isinstance(data.partition, ColumnPartition) else []
     needed += _CORNER if data.tile_size is not None else ()
-    files, rows = _Files(file.parent, file.parent.resolve()), dict[tuple[Path, str], int]()
+    files, rows = _Files(file.parent, file.parent.resolve()), dict[PacsImage | tuple[Path, str], int]()
     entries = list[FileEntry]()
     for row, cells in records:
         where = f"{file}, row {row}"
         if missing := [name for name in (*needed, *optional) if not cells[name]]:
             raise DataError(f"{where} has no {' and no '.join(missing)}; expected one in every row, or none at all")
-        entry = _entry(row, cells, optional, files, data, where)
-        key = entry.path, entry.part
+        if data.dicomweb is None:
+            entry = _entry(row, cells, optional, files, data, where)
+        else:
+            remote = PacsImage(data.dicomweb, cells["study"], cells["series"], cells["instance"])
+            entry = _remote_entry(row, cells, optional, FileEntry(file, f"row {row}", "", remote=remote), data, where)
+        key = entry.remote or (entry.path, entry.part)
         if key in rows:
-            same, hint = ("path and tile", "") if entry.part else ("path", ". Tiles of one image need a tile size")
+            same, hint = "path", ". Tiles of one image need a tile size"
+            if entry.remote or entry.part:
+                same, hint = "UIDs" if entry.remote else "path and tile", ""
             raise DataError(f"{where} has the {same} of row {rows[key]}; expected every image once{hint}")
         rows[key] = row
         entries.append(entry)
@@ -89,6 +98,24 @@ def _entry(
     label, split = _label(cells["label"], data), _split(cells, optional, where)
     entry = FileEntry(path, name, label, split, group, row, site=site, ambiguous=ambiguous)
     return entry if data.tile_size is None else entry.of_part(str(_tile(cells, data.tile_size, where)))
+
+
+def _places(data: Data) -> Sequence[str]:
+    """The columns that each row needs to say where its image is."""
+    return ("path",) if data.dicomweb is None else _UIDS[:2]
+
+
+def _remote_entry(
+    row: int, cells: Mapping[str, str], optional: Sequence[str], entry: FileEntry, data: Data, where: str
+) -> FileEntry:
+    """The entry of an image of a PACS with what its row says: a study is a group, unless the table has groups."""
+    for name in _UIDS:
+        if cells[name] and not _UID.fullmatch(cells[name]):
+            raise DataError(f"{where}: its {name} is no UID; expected digits and points, at most 64. Format it as text")
+    group = cells["group" if "group" in optional else "study"]
+    site = normalise(cells["site"]) if "site" in cells else None
+    label, split = _label(cells["label"], data), _split(cells, optional, where)
+    return replace(entry, label=label, split=split, group=group, row=row, site=site)
 
 
 def _tile(cells: Mapping[str, str], size: int, where: str) -> ImageTile:
@@ -165,7 +192,9 @@ def _records(file: Path, data: Data, *, labelled: bool) -> list[tuple[int, Mappi
     first, heading = next(rows, (1, []))
     columns = [_folded(name) for name in heading]
     labels = _label_headings(data) if labelled else ()
-    names, needed = {"path": data.path_column}, {data.path_column: "; data.path_column names another" * labelled}
+    names = {"path": data.path_column} if data.dicomweb is None else {name: name for name in _UIDS}
+    another = "; data.path_column names another" * (labelled and data.dicomweb is None)
+    needed = {names[name]: another for name in _places(data)}
     needed |= dict.fromkeys(labels, "; data.label_column names another")
     if labelled:
         names["split"] = "split"
@@ -415,7 +444,16 @@ def expand_parts(entries: Sequence[FileEntry], frames: Frames) -> Iterator[FileE
 
 
 def _list_parts(entry: FileEntry, frames: Frames) -> Sequence[str]:
+    if entry.remote is not None:
+        return dicomweb.list_parts(entry.remote, frames)
     return ("",) if entry.part else list_parts(entry.path, frames)
+
+
+def as_picture(entry: FileEntry) -> StoredPicture:
+    """What decodes an entry."""
+    if entry.remote is not None:
+        return dicomweb.PacsPicture(entry.remote, entry.part)
+    return FilePicture(entry.path, entry.part)
 
 
 def list_files(data: Data) -> Listing:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 Stamped: TypeAlias = tuple[Path, int, int]  # a file, when it was changed (ns), its size in bytes
-_TAGS = ["SeriesInstanceUID", "InstanceNumber", "ImagePositionPatient", "ImageOrientationPatient"]
+SERIES_TAGS = ["SeriesInstanceUID", "InstanceNumber", "ImagePositionPatient", "ImageOrientationPatient"]
 _PARALLEL = 1e-3  # cosines of one series differ by rounding alone
 _APART = 1e-3  # mm; slices that are nearer lie at one place: other times, echoes or directions of one slice
 
@@ -42,12 +42,21 @@ def _sorted(stamped: tuple[Stamped, ...]) -> Sequence[Path]:
     files = [file for file, _, _ in stamped]
     if not all(map(dicom.is_dicom, files)):
         raise UnreadableImageError("a folder with files that are no DICOM; expected the DICOM files of one series")
-    headers = [dicom.read_elements(file, _TAGS, stop_before_pixels=True) for file in files]
+    headers = [dicom.read_elements(file, SERIES_TAGS, stop_before_pixels=True) for file in files]
+    return [files[place] for place in slice_order(headers)]
+
+
+def slice_order(headers: Sequence[Dataset]) -> Sequence[int]:
+    """The places of these headers, which have `SERIES_TAGS`, in the order of their slices.
+
+    Raises:
+        UnreadableImageError: there are several series, or nothing gives an order.
+    """
     if len({header.get("SeriesInstanceUID") for header in headers}) > 1:
         raise UnreadableImageError("a folder with several DICOM series; expected a folder for each")
     places = _along_normal(headers)
-    order = np.argsort(_numbers(headers) if places is None else places)
-    return [files[place] for place in order]
+    order: list[int] = np.argsort(_numbers(headers) if places is None else places).tolist()
+    return order
 
 
 def _along_normal(headers: Sequence[Dataset]) -> NDArray[np.float64] | None:

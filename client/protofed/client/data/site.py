@@ -26,7 +26,7 @@ from protofed.common.errors import DataError
 from protofed.common.plugins import PluginKind, error_line
 from protofed.common.plugins import load as load_plugin
 
-_OWN = frozenset({"npz", "folder", "manifest"})  # sources of a site's own images, as those of plug-ins
+_OWN = frozenset({"npz", "folder", "manifest", "dicomweb"})  # sources of a site's own images, as those of plug-ins
 _READING = Reading()
 _LONG_TAIL_STREAM = 1  # seeds the tail together with data.seed: its draws must not move those of the partition
 

@@ -1,4 +1,4 @@
-"""Load a source: files in folders or in a manifest, an .npz, MedMNIST's and torchvision's sets, plug-ins.
+"""Load a source: files in folders or a manifest, images of a PACS, .npz, MedMNIST's and torchvision's sets, plug-ins.
 
 Every failure is a DataError.
 """
@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from protofed.client.data import arrays, image_files
+from protofed.client.data import arrays, dicomweb, image_files
 from protofed.client.data.decoding import open_image, silence_decoders
 from protofed.client.data.examples import Examples, check_shape, join
 from protofed.client.data.file_entry import TooManyUnreadableError, UnreadableImageError
 from protofed.client.data.hold_out import Units, check_apart, units_of_contents, units_of_files, units_of_groups
 from protofed.client.data.image_cache import ImageCache
-from protofed.client.data.image_files import IndexedFile, Scan, scan
+from protofed.client.data.image_files import IndexedFile, Scan, as_picture, scan
 from protofed.client.data.labels import normalise
 from protofed.client.data.partition import Indices
 from protofed.client.data.pictures import FilePicture
@@ -40,7 +40,7 @@ log = structlog.get_logger()
 def read_files(
     data: Data, input_: Input, class_names: Sequence[str], reading: Reading, *, noisy: bool = False
 ) -> tuple[DataSplit, DataSplit]:
-    """Read a source `folder` or `manifest` as training and test examples; files of the split val are left out.
+    """Read a source labelled by names as training and test examples; files of the split val are left out.
 
     If the files have no split, the test set is drawn before any image is decoded. So a file that becomes unreadable
     moves no other file between the sets.
@@ -58,7 +58,7 @@ def read_files(
     if not noisy:
         files.check()
     usable = files.usable() if noisy else files.items
-    pictures = [FilePicture(item.path, item.part) for item in usable]
+    pictures = [as_picture(item) for item in usable]
     cache = image_cache_for(pictures, input_, reading)
     units = _units(usable, cache) if noisy else None
     train, test = _split_rows(usable, data, units)
@@ -136,7 +136,7 @@ def _examples(items: Sequence[IndexedFile], images: ReadImages, readable: NDArra
     return DataSplit(images.examples(readable, labels), site, group)
 
 
-LABELLED_BY_NAME = frozenset({"folder", "manifest"})  # sources whose labels are names, not numbers
+LABELLED_BY_NAME = frozenset({"folder", "manifest", "dicomweb"})  # sources whose labels are names, not numbers
 _TRIED = 20  # files that are tried for one that can be read
 _ANY_WINDOW = (0.0, 1.0)  # of an image whose shape alone counts: some files need one, which only a recipe sets
 _LONGEST = 1024  # pixels a side of an image that no run asked for: photographs of a camera would fill the memory
@@ -254,7 +254,10 @@ def _first_shape(data: Data) -> Input:
     for entry in entries[:_TRIED]:
         try:
             with silence_decoders():
-                image = open_image(entry.path, _ANY_WINDOW, "middle", entry.part)
+                if entry.remote is not None:
+                    image = dicomweb.open_image(entry.remote, _ANY_WINDOW, "middle")
+                else:
+                    image = open_image(entry.path, _ANY_WINDOW, "middle", entry.part)
         except UnreadableImageError:
             continue
         channels = 3 if image.mode == "RGB" else 1

@@ -7,9 +7,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from protofed.common.address import is_loopback
 from protofed.common.config.tables import Share, StrictModel
 from protofed.common.errors import short, unknown
 from protofed.common.plugins import PluginKind, is_plugin
@@ -133,10 +135,20 @@ Partition = Annotated[
 
 
 Source: TypeAlias = Literal[
-    "digits", "spiral", "npz", "folder", "manifest", "medmnist", "cifar10", "cifar100", "mnist", "fashion-mnist"
+    "digits",
+    "spiral",
+    "npz",
+    "folder",
+    "manifest",
+    "dicomweb",
+    "medmnist",
+    "cifar10",
+    "cifar100",
+    "mnist",
+    "fashion-mnist",
 ]
 SOURCES: tuple[str, ...] = get_args(Source)
-_GROUPS = {"npz": "add arrays train_group and test_group"}
+_GROUPS = {"npz": "add arrays train_group and test_group", "dicomweb": "add a column group"}
 
 
 def data_folder() -> Path | None:
@@ -159,12 +171,49 @@ _OF_ONE_SOURCE = (
 _COLUMNS = ("path_column", "label_column", "group_column", "site_column")
 
 
+def _check_pacs_url(url: str) -> str:
+    expected = "expected https://host[:port]/path of a DICOMweb service, without a user, a query and a fragment"
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        raise ValueError(expected) from None
+    plain = url.isascii() and url.isprintable() and " " not in url
+    # dicomweb-client does not know IPv6 addresses.
+    if not plain or not host or ":" in host or parts.scheme not in ("http", "https") or re.search("[@?#]", url):
+        raise ValueError(expected)
+    return url.rstrip("/")
+
+
+class DicomWeb(StrictModel):
+    """A PACS that gives images by DICOMweb: QIDO-RS and WADO-RS."""
+
+    url: Annotated[str, AfterValidator(_check_pacs_url)]  # of the service, as https://pacs.example/dicom-web
+    ca_file: Path | None = None  # PEM file of the CAs that may issue its certificate; None: those of certifi
+    certificate: Path | None = None  # PEM file of this site's certificate, if the PACS asks for one
+    key: Path | None = None  # PEM file of the certificate's key, without a passphrase
+    token_file: Path | None = None  # file with a bearer token, read for each request
+
+    @model_validator(mode="after")
+    def _check_secrets(self) -> DicomWeb:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("expected certificate and key together, or neither")
+        parts = urlsplit(self.url)
+        if parts.scheme == "http":
+            if self.token_file is not None and not is_loopback(parts.hostname or ""):
+                raise ValueError("token_file needs a url that begins with https://, or others read the token")
+            if self.ca_file is not None or self.certificate is not None:
+                raise ValueError("ca_file, certificate and key are for a url that begins with https://; remove them")
+        return self
+
+
 class Data(StrictModel):
     """Where images come from, and how one source is cut into sites; a simulation's, or one daemon's own."""
 
     source: Annotated[str, AfterValidator(_check_source)]  # one of `Source`, or a plug-in
     options: Mapping[str, Any] = {}  # options for a source that is a plug-in
     root: Path | None = None  # the folder of images or of a library's set; the file of an npz or a manifest (.csv)
+    dicomweb: DicomWeb | None = None  # dicomweb only: the PACS that has the images which the manifest `root` lists
     dataset: str | None = None  # medmnist only: which of its sets, as dermamnist or dermamnist_64
     download: bool = False  # download torchvision's and medmnist's sets
     label_map: Mapping[
@@ -225,6 +274,8 @@ class Data(StrictModel):
             raise ValueError(f"source {self.source} has no options; remove them")
         if (self.dataset is not None) != (self.source == "medmnist"):
             raise ValueError("expected dataset with source medmnist, and with no other source")
+        if (self.dicomweb is not None) != (self.source == "dicomweb"):
+            raise ValueError("expected a table [data.dicomweb] with source dicomweb, and with no other source")
         # By their values: a recipe that was read and written again has all keys.
         columns = [key for key in _COLUMNS if getattr(self, key) != type(self).model_fields[key].default]
         if columns and self.source != "manifest":

@@ -21,7 +21,7 @@ from protofed.deploy.tables import Row, Table
 from protofed.server.method import server_methods
 
 SEEDS = frozenset({"name", "seed", "data.seed"})  # keys that are told elsewhere, or differ by seed
-OF_ONE_MACHINE = ("data.root", "data.options.")  # keys whose values may be paths
+OF_ONE_MACHINE = ("data.root", "data.options.", "data.dicomweb.")  # keys whose values may be paths
 
 
 def page(comparison: Comparison, curves: Sequence[Curves], command: str) -> str:

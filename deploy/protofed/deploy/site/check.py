@@ -19,7 +19,6 @@ from protofed.client.data.examples import KEPT_BYTES, Examples, total_bytes
 from protofed.client.data.image_cache import CachedImages, ImageCache
 from protofed.client.data.image_files import Scan
 from protofed.client.data.labels import LabelMap
-from protofed.client.data.pictures import FilePicture
 from protofed.client.data.reading import Reading, image_cache_for
 from protofed.client.data.site_data import SiteData
 from protofed.client.data.sources import LABELLED_BY_NAME, infer_class_names, infer_input
@@ -96,7 +95,7 @@ def _cache(settings: ClientSettings, request: CheckRequest, scan: Scan, bar: Bar
     """The daemon's cache, if it would use it for this run: then each image is decoded once for both."""
     if request.recipe is None:
         return None
-    pictures = [FilePicture(item.path, item.part) for item in scan.items]
+    pictures = [image_files.as_picture(item) for item in scan.items]
     return image_cache_for(pictures, request.input, _reading(settings, bar))
 
 

@@ -16,21 +16,12 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from protofed.client.data import arrays, dicom, nifti, slides
-from protofed.client.data.decoding import (
-    FORMATS,
-    decode,
-    decode_file,
-    is_ordinary,
-    list_files,
-    silence_decoders,
-    white_level,
-)
+from protofed.client.data.decoding import FORMATS, is_ordinary, list_files, silence_decoders, white_level
 from protofed.client.data.examples import Examples
 from protofed.client.data.file_entry import UnreadableImageError
 from protofed.client.data.image_cache import ImageCache
-from protofed.client.data.image_files import IndexedFile, Scan, with_root
+from protofed.client.data.image_files import IndexedFile, Scan, as_picture, with_root
 from protofed.client.data.labels import by_number, normalise
-from protofed.client.data.pictures import FilePicture
 from protofed.client.data.reading import Reading, read_images
 from protofed.client.data.split import DataSplit
 from protofed.client.data.volumes import ImageTile, parse_part
@@ -91,7 +82,7 @@ class Survey:
 def survey_files(
     scan: Scan, input_: Input, on_image: Callable[[], None] = lambda: None, cache: ImageCache | None = None
 ) -> Survey:
-    """Read every file of a source `folder` or `manifest`, several at a time.
+    """Read every file of a source `folder`, `manifest` or `dicomweb`, several at a time.
 
     Args:
         on_image: called after every image.
@@ -110,18 +101,21 @@ def survey_files(
             for image in pool.map(survey_one, items[first : first + AHEAD]):
                 images.append(image)
                 on_image()
-    return Survey(
-        images, scan.ignored, scan.unmapped, lambda place: decode(items[place].path, input_, items[place].part)
-    )
+
+    def again(place: int) -> Pixels:
+        with silence_decoders():
+            return _decoded(items[place], input_)
+
+    return Survey(images, scan.ignored, scan.unmapped, again)
 
 
 def _decoded(item: IndexedFile, input_: Input) -> Pixels:
-    return decode_file(item.path, input_, item.part)
+    return as_picture(item).decode(input_).pixels
 
 
 def _cached(items: Sequence[IndexedFile], input_: Input, cache: ImageCache) -> Callable[[IndexedFile], Pixels]:
     """Reads from the cache, once all images are there."""
-    read = read_images([FilePicture(item.path, item.part) for item in items], input_, cache)
+    read = read_images([as_picture(item) for item in items], input_, cache)
     images: Pixels = read.images.numpy()
     found = {item.name: place for item, *place in zip(items, read.rows.tolist(), read.reasons, strict=True)}
 
@@ -227,7 +221,9 @@ def _of_file(
     item: IndexedFile, read: Callable[[IndexedFile], Pixels], read_format: Callable[..., Stored]
 ) -> SurveyedImage:
     image, tile = SurveyedImage(item.name, item.label, item.index, item.split or DRAWN), parse_part(item.part)
-    stored_as, size = read_format(item.path, tiles=isinstance(tile, ImageTile))
+    stored_as, size = "DICOM", None  # of a PACS: nothing is fetched twice for a table
+    if item.remote is None:
+        stored_as, size = read_format(item.path, tiles=isinstance(tile, ImageTile))
     if isinstance(tile, ImageTile):
         size = tile.width, tile.height
     try:
