@@ -156,6 +156,7 @@ def recipes() -> str:
         ("`[federation]`", recipe.Federation),
         ("`[evaluation]`", recipe.Evaluation),
         ("`[data]`", data.Data),
+        ("`[data.dicomweb]`", data.DicomWeb),
     ]
     return _tables(tables)
 

@@ -263,6 +263,7 @@ def _connected(pacs: DicomWeb) -> Any:
         _read(getattr(pacs, key), key)
     session = requests.Session()
     session.trust_env = False  # no proxy, no CAs and no .netrc of the environment: the settings say who gets what
+    session.headers["Accept-Encoding"] = "identity"  # to compress costs a PACS more than to send, within a hospital
     session.verify = True if pacs.ca_file is None else str(pacs.ca_file)
     session.cert = None if pacs.certificate is None else (str(pacs.certificate), str(pacs.key))
     if pacs.token_file is not None:
