@@ -110,11 +110,11 @@ def _opened(image: PacsImage, window: GreyWindow | None) -> Volume:
     headers = _headers(image)
     order = slice_order(headers) if len(headers) > 1 else [0]
     slices = [image._replace(instance=str(headers[place].SOPInstanceUID)) for place in order]
-    return _Slices(slices, window) if len(slices) > 1 else _opened(slices[0], window)
+    return _PacsSlices(slices, window) if len(slices) > 1 else _opened(slices[0], window)
 
 
 @dataclass(frozen=True)
-class _Slices:
+class _PacsSlices:
     """The slices of a series, in their order; each is an instance of one frame."""
 
     images: Sequence[PacsImage]
