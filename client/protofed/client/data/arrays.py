@@ -23,6 +23,7 @@ from protofed.client.data.split import Column, DataSplit
 from protofed.common.config.data import Data
 from protofed.common.config.tables import Input
 from protofed.common.errors import DataError, unknown
+from protofed.common.process import give_back
 from protofed.common.version import install_hint
 
 Arrays: TypeAlias = tuple[NDArray[Any], NDArray[Any]]  # images [N, H, W] or [N, H, W, channels], labels [N] or [N, 1]
@@ -111,6 +112,7 @@ def _torchvision_half(name: str, root: Path, data: Data, train: bool) -> DataSpl
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # NumPy on the age of CIFAR's own files
             dataset = getattr(datasets, name)(str(root), train=train, download=data.download)
+        give_back()  # torchvision joins the files' arrays, and leaves as much free
         return DataSplit(_examples((np.asarray(dataset.data), np.asarray(dataset.targets))))
     except _FOREIGN as error:
         raise _unusable(name, data, error) from error

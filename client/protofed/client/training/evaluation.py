@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from protofed.client.data.examples import Examples
 from protofed.client.data.site_data import SiteData
+from protofed.client.models.inference import apply_in_parts
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, DataError
 from protofed.common.protocol.scores import BINS, MAJORITY
@@ -81,7 +82,7 @@ def tally(
         outputs = []
         for images, _ in data.ordered(examples, batch):
             check()
-            outputs.append(model(images.to(device)))
+            outputs.append(apply_in_parts(model, images.to(device)))
         logits = torch.cat(outputs).float().cpu()  # [N, C]
     return Tally.of(logits, examples.labels.cpu(), data.classes)
 

@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from protofed.client.data.site_data import Batch
+from protofed.client.models.inference import apply_in_parts
 from protofed.client.training.context import FitContext
 from protofed.client.training.losses import supervised
 from protofed.client.training.noisy_steps import NoisySteps, noisy_means
@@ -283,7 +284,7 @@ def class_means(
     """
 
     def of_batch(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        features = in_full(embed(images))
+        features = in_full(apply_in_parts(embed, images))
         if weigh is None:
             return features, torch.ones_like(labels, dtype=features.dtype)
         weights = weigh(features, labels).to(features.dtype)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_softmax, normalize
 
 from protofed.client.data.examples import Examples
+from protofed.client.models.inference import apply_in_parts
 from protofed.client.models.split import load
 from protofed.client.training.context import FitContext
 from protofed.common.payload import Part, Payload, distance_norm
@@ -239,7 +240,7 @@ def compute_losses(local: FitContext, models: Iterable[Payload], examples: Examp
         with torch.no_grad():
             for images, labels in local.data.ordered(examples, BATCH):
                 local.check()
-                total += supervised(local, local.model(images), labels) * len(labels)
+                total += supervised(local, apply_in_parts(local.model, images), labels) * len(labels)
         loss = total.item() / len(examples)
         losses.append(loss if loss < WORST else WORST)  # NaN is not below
     return losses
