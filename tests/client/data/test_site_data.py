@@ -357,3 +357,9 @@ def test_examples_by_their_rows_are_those_of_an_epoch(augment: Augment) -> None:
     plain = data.train.normalised(RUN)[rows]
     assert images.shape == plain.shape
     assert torch.equal(images, plain) is (augment == "none")
+
+
+@pytest.mark.parametrize(("shape", "batch"), [((3, 32, 32), 128), ((3, 224, 224), 111), ((1, 4096, 4096), 1)])
+def test_scores_take_fewer_images_at_a_time_the_larger_they_are(shape: tuple[int, int, int], batch: int) -> None:
+    one = Examples(torch.zeros(1, *shape, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
+    assert SiteData(one, one, Input(shape=shape), 2).scoring_batch == batch

@@ -107,8 +107,10 @@ def test_a_fit_waits_as_often_whatever_the_number_of_its_batches(method: str, pl
     assert few > 0, "an epoch's loss is asked for at least"
 
 
-def test_scoring_waits_as_often_whatever_the_number_of_its_batches() -> None:
+def test_scoring_waits_as_often_whatever_the_number_of_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = small_recipe("fedavg")
     local = site(recipe, 1, batches=20)
-    few, many = (waits(partial(tally, local.model, local.data, batch=size)) for size in (80, 8))
-    assert few == many
+    monkeypatch.setattr(SiteData, "scoring_batch", 80)
+    few = waits(partial(tally, local.model, local.data))
+    monkeypatch.setattr(SiteData, "scoring_batch", 8)
+    assert few == waits(partial(tally, local.model, local.data))

@@ -53,16 +53,21 @@ class Told(nn.Module):
         return self.logits[(images.flatten() * 255).round().long()]
 
 
+@pytest.fixture(autouse=True)
+def several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SiteData, "scoring_batch", 4)
+
+
 def answers(predictions: Tensor, labels: Tensor, classes: int) -> Tally:
     """What a model is tallied that is told to predict `predictions`."""
     test = Examples(predictions.to(torch.uint8).view(-1, 1, 1, 1), labels)
-    return tally(Told(torch.eye(classes)), SiteData(test, test, PLAIN, classes), batch=7)
+    return tally(Told(torch.eye(classes)), SiteData(test, test, PLAIN, classes))
 
 
 def given(logits: Tensor, labels: list[int]) -> Tally:
     """What a model is tallied that gives these logits [N, C], N up to 256."""
     test = Examples(torch.arange(len(logits), dtype=torch.uint8).view(-1, 1, 1, 1), torch.tensor(labels))
-    return tally(Told(logits), SiteData(test, test, PLAIN, logits.shape[1]), batch=100)
+    return tally(Told(logits), SiteData(test, test, PLAIN, logits.shape[1]))
 
 
 def counted(correct: list[int], totals: list[int]) -> Tally:
@@ -107,8 +112,8 @@ def test_a_scoring_can_be_ended_at_each_batch() -> None:
     images = torch.arange(20, dtype=torch.uint8).view(-1, 1, 1, 1)
     test, checks = Examples(images, torch.zeros(20, dtype=torch.int64)), list[None]()
     data = SiteData(test, test, PLAIN, 20)
-    tally(Told(torch.eye(20)), data, batch=7, check=lambda: checks.append(None))
-    assert len(checks) == 3
+    tally(Told(torch.eye(20)), data, check=lambda: checks.append(None))
+    assert len(checks) == 5
 
     def left() -> None:
         raise WithdrawnError("the site has left")
@@ -293,7 +298,7 @@ class Counting(nn.Module):
 def test_tally_evaluates_and_puts_every_mode_back() -> None:
     test = Examples(torch.rand(10, 1, 1, 1), torch.zeros(10, dtype=torch.int64))
     model = Counting()
-    tally(model, SiteData(test, test, PLAIN, 2), batch=4)
+    tally(model, SiteData(test, test, PLAIN, 2))
     assert model.modes == [(False, False, False)] * 3
     assert (model.training, model.norm.training, model.frozen.training) == (True, True, False)
     assert model.norm.state_dict()["running_mean"].tolist() == [0.0]  # the test set taught it nothing

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
 import numpy as np
@@ -14,19 +13,6 @@ from protofed.client.models.split import MethodHead, SplitModel, blank_head, dum
 from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import CodecError, ConfigError
 from protofed.common.payload import Part, Payload
-
-PART = 128  # images
-
-
-def apply_in_parts(function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    """`function(images)`, which treats each image alone; on a CPU, of `PART` images at a time.
-
-    Activations of a CNN then need a quarter of the memory that 512 images need, in the same time and with the same
-    values. A GPU would be slower.
-    """
-    if images.device.type != "cpu" or len(images) <= PART:
-        return function(images)
-    return torch.cat([function(part) for part in torch.split(images, PART)])
 
 
 class DeployedModel(nn.Module):

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from protofed.client.data.examples import Examples
 from protofed.client.data.site_data import SiteData
-from protofed.client.models.inference import apply_in_parts
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, DataError
 from protofed.common.protocol.scores import BINS, MAJORITY
@@ -62,7 +61,6 @@ def tally(
     model: nn.Module,
     data: SiteData,
     examples: Examples | None = None,
-    batch: int = 512,
     check: Callable[[], None] = lambda: None,
 ) -> Tally:
     """The model's predictions, on its own device and in evaluation mode; its modules' modes are restored.
@@ -79,11 +77,7 @@ def tally(
         raise DataError("there are no examples to score a model on; expected at least one")
     device = next((p.device for p in model.parameters()), data.device)
     with _evaluating(model), torch.no_grad():
-        outputs = []
-        for images, _ in data.ordered(examples, batch):
-            check()
-            outputs.append(apply_in_parts(model, images.to(device)))
-        logits = torch.cat(outputs).float().cpu()  # [N, C]
+        logits = data.computed(lambda images, _: model(images.to(device)), examples, check).float().cpu()  # [N, C]
     return Tally.of(logits, examples.labels.cpu(), data.classes)
 
 

@@ -20,7 +20,6 @@ from torch.nn.functional import pad
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from protofed.client.data.site_data import Batch
-from protofed.client.models.inference import apply_in_parts
 from protofed.client.training.context import FitContext
 from protofed.client.training.losses import supervised
 from protofed.client.training.noisy_steps import NoisySteps, noisy_means
@@ -284,7 +283,7 @@ def class_means(
     """
 
     def of_batch(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        features = in_full(apply_in_parts(embed, images))
+        features = in_full(embed(images))
         if weigh is None:
             return features, torch.ones_like(labels, dtype=features.dtype)
         weights = weigh(features, labels).to(features.dtype)
@@ -292,7 +291,7 @@ def class_means(
 
     if local.plan.dp is not None:
         return noisy_means(local, of_batch)
-    return means_by_class(local, of_batch, 512)
+    return means_by_class(local, of_batch, local.data.scoring_batch)
 
 
 def means_by_class(

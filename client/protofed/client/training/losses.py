@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_softmax, normalize
 
 from protofed.client.data.examples import Examples
-from protofed.client.models.inference import apply_in_parts
 from protofed.client.models.split import load
 from protofed.client.training.context import FitContext
 from protofed.common.payload import Part, Payload, distance_norm
@@ -214,7 +213,7 @@ def distillation(logits: Tensor, towards: Tensor, temperature: float) -> Tensor:
     return kl_div(student, teacher, reduction="batchmean", log_target=True)
 
 
-BATCH = 512  # images at a time, as in evaluation
+BATCH = 512  # images whose mean loss is one summand
 WORST = 1e6  # of a cross-entropy: a probability of e^-1000000
 
 
@@ -238,9 +237,10 @@ def compute_losses(local: FitContext, models: Iterable[Payload], examples: Examp
         load(local.model.head, model[Part.HEAD])
         total = torch.zeros((), dtype=torch.float64, device=local.data.device)
         with torch.no_grad():
-            for images, labels in local.data.ordered(examples, BATCH):
-                local.check()
-                total += supervised(local, apply_in_parts(local.model, images), labels) * len(labels)
+            logits = local.data.computed(lambda images, _: local.model(images), examples, local.check)  # [N, C]
+            labels = examples.labels.to(logits.device)
+            for part, of_part in zip(torch.split(logits, BATCH), torch.split(labels, BATCH), strict=True):
+                total += supervised(local, part, of_part) * len(of_part)
         loss = total.item() / len(examples)
         losses.append(loss if loss < WORST else WORST)  # NaN is not below
     return losses

@@ -312,7 +312,6 @@ def check_model(model: SplitModel, images: Input, device: torch.device) -> None:
         ) from error
 
 
-BATCH = 512
 _HALF = math.sqrt(0.5)  # of the squared norm of an image's row each for feature and count
 
 
@@ -328,18 +327,20 @@ def noisy_means(local: FitContext, of_batch: Callable[[Tensor, Tensor], tuple[Te
         ConfigError, TaskFailedError: as of `noisy_matrix`.
     """
     bound = require_dp(local).plan.max_feature_norm
-    values, labels = list[Tensor](), list[Tensor]()
+
+    def rows(images: Tensor, labels: Tensor) -> Tensor:
+        """[B, D + 1]: features and weight."""
+        features, weights = of_batch(images, labels)
+        return torch.cat((features / bound, weights.unsqueeze(1)), dim=1) * _HALF
+
+    train = local.data.train
     local.model.eval()
     with torch.no_grad():
-        for images, of_images in local.data.ordered(local.data.train, BATCH):
-            local.check()
-            features, weights = of_batch(images, of_images)
-            values.append(torch.cat((features / bound, weights.unsqueeze(1)), dim=1) * _HALF)
-            labels.append(of_images)
-        noisy = noisy_matrix(local, torch.cat(values), torch.cat(labels)) / _HALF  # [C, D + 1]
+        values = local.data.computed(rows, train, local.check)
+        noisy = noisy_matrix(local, values, train.labels.to(values.device)) / _HALF  # [C, D + 1]
     counts = noisy[:, -1]
     present = _present(local, counts).flatten()
-    means = (noisy[present, :-1] / counts[present].unsqueeze(1) * bound).to(values[0].dtype)
+    means = (noisy[present, :-1] / counts[present].unsqueeze(1) * bound).to(values.dtype)
     return dict(zip(present.tolist(), means.unbind(), strict=True))
 
 
