@@ -166,7 +166,7 @@ def log_progress() -> Report:
 
 
 def default_folder() -> Path:
-    """Where simulations keep prepared images: `PROTOFED_CACHE`, or a folder of the user's cache."""
+    """Where simulations keep decoded images: `PROTOFED_CACHE`, or a folder of the user's cache."""
     if chosen := os.environ.get("PROTOFED_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "protofed"
@@ -245,7 +245,7 @@ class ImageCache:
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
                 raise _write_error(self.folder, OSError(errno.ENOSPC, "")) from error
             raise DataError(
-                f"the index of prepared images in {self.folder} cannot be used ({error}): {_CLEAR}"
+                f"the index of decoded images in {self.folder} cannot be used ({error}): {_CLEAR}"
             ) from error
         except OSError as error:
             raise _write_error(self.folder, error) from error
@@ -278,7 +278,7 @@ class ImageCache:
         if self._damaged(rows[::step] + rows[-1:]):
             damaged = self._damaged(rows)
             log.warning(
-                "prepared images are damaged and are decoded again", count=len(damaged), folder=str(self.folder)
+                "decoded images are damaged and are decoded again", count=len(damaged), folder=str(self.folder)
             )
             with index:
                 index.executemany("DELETE FROM images WHERE number = ?", [(number,) for number in damaged])
@@ -320,7 +320,7 @@ class ImageCache:
         free = shutil.disk_usage(self.folder).free
         if nbytes > free:
             raise DataError(
-                f"prepared images need {_gb(nbytes)} more in {self._root}, whose disk has {_gb(free)} free. Free some, "
+                f"decoded images need {_gb(nbytes)} more in {self._root}, whose disk has {_gb(free)} free. Free some, "
                 "or set cache.folder to a folder on another disk"
             )
         if self._settings.disk_gb is None:
@@ -329,12 +329,12 @@ class ImageCache:
         limit, own = self._settings.disk_gb * 1e9, sizes.pop(self.folder.name, 0) + nbytes
         if own > limit:
             raise DataError(
-                f"the prepared images of this run need {_gb(own)}, and cache.disk_gb allows "
+                f"the decoded images of this run need {_gb(own)}, and cache.disk_gb allows "
                 f"{self._settings.disk_gb:g}; raise it, or remove it"
             )
         for entry in sorted(list_caches(self._root), key=lambda entry: entry.used):
             if entry.name in sizes and own + sum(sizes.values()) > limit and clear_cache(self._root, entry.name):
-                log.info("prepared images that were not used for longest are removed", name=entry.name)
+                log.info("decoded images that were not used for longest are removed", name=entry.name)
                 del sizes[entry.name]
 
 
@@ -535,4 +535,4 @@ def _write_error(folder: Path, error: OSError) -> DataError:
             f"the disk of {folder} is full; what was decoded is kept. Free some, or set cache.folder to a folder on "
             "another disk"
         )
-    return DataError(f"prepared images cannot be written to {folder}: {error.strerror}; set cache.folder to another")
+    return DataError(f"decoded images cannot be written to {folder}: {error.strerror}; set cache.folder to another")
