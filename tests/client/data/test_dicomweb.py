@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import ssl
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from tests.support.pacs import Pacs, instance, manifest, serving
 from tests.support.pki import Authority
 
 from protofed.client.data import dicomweb
+from protofed.client.data.decoding import silence_decoders
 from protofed.client.data.file_entry import UnreadableImageError
 from protofed.client.data.hold_out import units_of_groups
 from protofed.client.data.image_cache import ImageCache
@@ -262,3 +264,13 @@ def test_without_the_library_the_extra_is_named(pacs: Pacs, monkeypatch: pytest.
     monkeypatch.setitem(__import__("sys").modules, "dicomweb_client.api", None)
     with pytest.raises(DataError, match=r"source dicomweb needs dicomweb-client, .*\[dicom\]"):
         values(scan(source(pacs, [["1.2", "1.3", "1.4", "mel"]]), RUN, 2))
+
+
+def test_values_that_a_library_would_quote_are_not_logged(pacs: Pacs, caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("pydicom").setLevel(logging.NOTSET)  # as of a process that has read no DICOM file yet
+    uid = {"00080018": {"vr": "UI", "Value": ["1.2.826.7.1.02"]}}  # as some devices write it
+    pacs.answer = lambda _: (200, "application/dicom+json", json.dumps([uid, uid]).encode())
+    with caplog.at_level(logging.WARNING), silence_decoders():
+        scan(source(pacs, [["1.2.826.7", "1.2.826.7.1", "", "mel"]]), RUN, 2, "all")
+    assert pacs.asked
+    assert not caplog.text

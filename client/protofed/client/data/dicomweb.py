@@ -257,7 +257,7 @@ def _connected(pacs: DicomWeb) -> Any:
         raise DataError(
             f"source dicomweb needs dicomweb-client, which is not installed: {install_hint('dicom')}"
         ) from error
-    for library in ("dicomweb_client", "urllib3"):  # they log UIDs
+    for library in ("dicomweb_client", "pydicom", "urllib3"):  # they log UIDs, and the content of elements
         logging.getLogger(library).setLevel(logging.CRITICAL)
     for key in ("ca_file", "certificate", "key"):
         _read(getattr(pacs, key), key)
