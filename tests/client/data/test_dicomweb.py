@@ -14,7 +14,7 @@ import pytest
 from pydantic import ValidationError
 from tests.support.free_ports import free_port
 from tests.support.image_files import input_, settings
-from tests.support.pacs import Pacs, instance, manifest, serving
+from tests.support.pacs import Answer, Pacs, instance, manifest, serving
 from tests.support.pki import Authority
 
 from protofed.client.data import dicomweb
@@ -274,3 +274,18 @@ def test_values_that_a_library_would_quote_are_not_logged(pacs: Pacs, caplog: py
         scan(source(pacs, [["1.2.826.7", "1.2.826.7.1", "", "mel"]]), RUN, 2, "all")
     assert pacs.asked
     assert not caplog.text
+
+
+def test_an_image_of_another_patient_gets_no_label_of_this_row(pacs: Pacs) -> None:
+    asked, other = ["1.2.826.7", "1.2.826.7.1", "1.2.826.7.1.1"], instance(pacs.folder, 8, value=80)
+    rows = [[*asked, "mel"], [*asked[:2], "", "mel"], [*other, "nv"]]
+
+    def confused(path: str) -> Answer | None:
+        return None if "826.8" in path else pacs.respond(path.replace("826.7", "826.8"))
+
+    found = scan(source(pacs, rows), RUN, 2)
+    pacs.answer = confused
+    for item in found.items[:2]:
+        with pytest.raises(UnreadableImageError, match="gives another image than it was asked for"):
+            as_picture(item).decode(DOT)
+    assert as_picture(found.items[2]).decode(DOT).pixels.any()

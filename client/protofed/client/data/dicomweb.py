@@ -159,7 +159,10 @@ def _headers(image: PacsImage) -> Sequence[Dataset]:
         return [_header(found[0] if isinstance(found, list) else found)]
     if not (metadata := _ask(partial(client.retrieve_series_metadata, *uids[:2]))):
         raise UnreadableImageError(_MISSING)
-    return [_header(one) for one in metadata]
+    headers = [_header(one) for one in metadata]
+    if any(header.get("SeriesInstanceUID", image.series) != image.series for header in headers):
+        raise UnreadableImageError(_ANOTHER)
+    return headers
 
 
 def _header(metadata: dict[str, Any]) -> Dataset:
@@ -174,8 +177,10 @@ def _fetch(image: PacsImage) -> Dataset:
     """An instance. Each thread has its last one: where each frame is an example, it would be fetched for each."""
     if getattr(_thread, "image", None) != image:
         _thread.image = _thread.dataset = None
-        _thread.dataset = _ask(partial(_client(image.pacs).retrieve_instance, *image[1:]))
-        _thread.image = image
+        fetched = _ask(partial(_client(image.pacs).retrieve_instance, *image[1:]))
+        if fetched.get("SOPInstanceUID") != image.instance:  # the row's label may be wrong for it
+            raise UnreadableImageError(_ANOTHER)
+        _thread.image, _thread.dataset = image, fetched
     dataset: Dataset = _thread.dataset
     return dataset
 
@@ -184,6 +189,7 @@ def _fetch(image: PacsImage) -> Dataset:
 
 _thread = threading.local()  # a `requests.Session` is of one thread
 _MISSING = "the PACS does not have it; check its UIDs, and data.dicomweb.url"
+_ANOTHER = "the PACS gives another image than it was asked for; check its UIDs"
 _STRANGE = "the PACS answers with no DICOM, or with DICOM that is truncated or damaged"
 
 
