@@ -49,12 +49,14 @@ class Pacs:
         asked: the paths of all requests.
         tokens: the authorization of each request.
         answer: what it says to a path in place of the files; None: the files.
+        headers: of each answer.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.url = folder, ""
         self.asked, self.tokens = list[str](), list[str | None]()
         self.answer: Callable[[str], Answer | None] = lambda _: None
+        self.headers = dict[str, str]()
 
     def respond(self, path: str) -> Answer:
         """To a request for a path with its query."""
@@ -90,7 +92,7 @@ def serving(folder: Path, tls: ssl.SSLContext | None = None) -> Iterator[Pacs]:
             pacs.tokens.append(self.headers.get("Authorization"))
             status, kind, body = pacs.respond(self.path)
             self.send_response(status)
-            for name, value in (("Content-Type", kind), ("Content-Length", str(len(body)))):
+            for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **pacs.headers}.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)

@@ -289,3 +289,15 @@ def test_an_image_of_another_patient_gets_no_label_of_this_row(pacs: Pacs) -> No
         with pytest.raises(UnreadableImageError, match="gives another image than it was asked for"):
             as_picture(item).decode(DOT)
     assert as_picture(found.items[2]).decode(DOT).pixels.any()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_redirect_is_not_followed(whole: bool, pacs: Pacs) -> None:
+    uids = instance(pacs.folder, 7)
+    data = source(pacs, [[*uids[:2], "" if whole else uids[2], "mel"]])
+    pacs.answer = lambda path: HTML if path == "/login" else (302, "text/html", b"")
+    pacs.headers = {"Location": "/login"}
+    with pytest.raises(DataError, match="to a page to log in") as refused:
+        values(scan(data, RUN, 2, "all"), frames="middle")
+    assert not isinstance(refused.value, UnreadableImageError), "it is not the image's fault"
+    assert "/login" not in pacs.asked

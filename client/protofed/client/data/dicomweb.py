@@ -210,6 +210,11 @@ def _ask(request: Callable[[], T]) -> T:
             "no TLS connection to the PACS: one side does not accept the other's certificate. Check "
             "data.dicomweb.ca_file, and certificate and key if the PACS asks for them"
         ) from None
+    except requests.TooManyRedirects:
+        raise DataError(
+            "the PACS sends this site to another address, as to a page to log in, and protofed does not follow. Check "
+            "data.dicomweb.url, and token_file, or certificate and key"
+        ) from None
     except requests.HTTPError as error:
         raise _refusal(0 if error.response is None else error.response.status_code) from None
     except RetryError:
@@ -268,6 +273,7 @@ def _connected(pacs: DicomWeb) -> Any:
     for key in ("ca_file", "certificate", "key"):
         _read(getattr(pacs, key), key)
     session = requests.Session()
+    session.max_redirects = 0  # another host's image is not the PACS's, and a page to log in is no image
     session.trust_env = False  # no proxy, no CAs and no .netrc of the environment: the settings say who gets what
     session.headers["Accept-Encoding"] = "identity"  # to compress costs a PACS more than to send, within a hospital
     session.verify = True if pacs.ca_file is None else str(pacs.ca_file)
