@@ -301,3 +301,17 @@ def test_a_redirect_is_not_followed(whole: bool, pacs: Pacs) -> None:
         values(scan(data, RUN, 2, "all"), frames="middle")
     assert not isinstance(refused.value, UnreadableImageError), "it is not the image's fault"
     assert "/login" not in pacs.asked
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_an_answer_that_is_too_large_is_not_held_in_memory(
+    whole: bool, pacs: Pacs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [[*instance(pacs.folder, 7, value=70), "mel"], ["1.2.3", "1.2.3.4", "" if whole else "1.2.3.5", "nv"]]
+    found = scan(source(pacs, rows), RUN, 2)
+    monkeypatch.setattr(dicomweb, "MAX_FILE_BYTES", 3 << 20)
+    monkeypatch.setattr(pacs, "answer", lambda path: None if "826" in path else (200, "text/html", bytes(4 << 20)))
+    assert as_picture(found.items[0]).decode(DOT).pixels.any()
+    with pytest.raises(UnreadableImageError, match="answer is larger than"):
+        as_picture(found.items[1]).decode(DOT)
+    assert len(pacs.asked) == 2, "it is not asked again"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from protofed.client.data import dicom
 from protofed.client.data.decoding import fit_to_input
-from protofed.client.data.file_entry import DIGEST_BYTES, PacsImage, UnreadableImageError
+from protofed.client.data.file_entry import DIGEST_BYTES, MAX_FILE_BYTES, PacsImage, UnreadableImageError
 from protofed.client.data.grey_values import GreyWindow
 from protofed.client.data.pictures import DecodedPicture
 from protofed.client.data.series import SERIES_TAGS, slice_order
@@ -42,6 +42,8 @@ TIMEOUT_S = (10, 60)  # to connect, and between two parts of an answer: a PACS m
 _DENIED = (401, 403, 407)
 _BUSY = (408, 429, 502, 503, 504)
 _NOTHING = (404, 410)
+_TOO_LARGE = 413
+_PART_BYTES = 1 << 20  # of an answer
 
 
 class PacsPicture(NamedTuple):
@@ -231,6 +233,8 @@ def _refusal(status: int) -> DataError:
         )
     if status in _BUSY:
         return _no_answer(f"answers with HTTP {status}")
+    if status == _TOO_LARGE:
+        return UnreadableImageError(f"the PACS's answer is larger than {MAX_FILE_BYTES >> 30} GiB")
     return UnreadableImageError(_MISSING if status in _NOTHING else f"the PACS answers with HTTP {status}")
 
 
@@ -280,9 +284,23 @@ def _connected(pacs: DicomWeb) -> Any:
     session.cert = None if pacs.certificate is None else (str(pacs.certificate), str(pacs.key))
     if pacs.token_file is not None:
         session.auth = partial(_authorised, file=pacs.token_file)
+    session.hooks["response"].append(_read_answer)
     client = DICOMwebClient(pacs.url, session, permissive_uid=True, timeout=TIMEOUT_S)
     client.set_http_retry_params(max_attempts=ATTEMPTS, wait_exponential_multiplier=PAUSE_MS)
     return client
+
+
+def _read_answer(response: Any, **_: Any) -> None:
+    """Read an answer into memory as `requests` would, which has no limit; one that is too large becomes HTTP 413."""
+    parts, nbytes = list[bytes](), 0
+    for part in response.iter_content(_PART_BYTES):
+        parts.append(part)
+        nbytes += len(part)
+        if nbytes > MAX_FILE_BYTES:
+            response.close()
+            parts, response.status_code = [], _TOO_LARGE
+            break
+    response._content = b"".join(parts)
 
 
 def _authorised(request: Any, file: Path) -> Any:
