@@ -7,7 +7,7 @@ import logging
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -315,3 +315,11 @@ def test_an_answer_that_is_too_large_is_not_held_in_memory(
     with pytest.raises(UnreadableImageError, match="answer is larger than"):
         as_picture(found.items[1]).decode(DOT)
     assert len(pacs.asked) == 2, "it is not asked again"
+
+
+@pytest.mark.parametrize("frames", ["all", "max"])
+def test_the_next_run_of_a_daemon_sees_a_new_slice(frames: Literal["all", "max"], pacs: Pacs) -> None:
+    data = source(pacs, [[*series(pacs, 8, [30, 20, 10]), "nv"]])
+    assert max(values(scan(data, RUN, 2, frames), frames=frames)) == 30
+    instance(pacs.folder, 8, number=4, value=90)
+    assert max(values(scan(data, RUN, 2, frames), frames=frames)) == 90

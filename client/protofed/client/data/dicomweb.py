@@ -94,6 +94,11 @@ def open_image(image: PacsImage, window: GreyWindow | None, frames: Frames, part
         return read_frame(_opened(image, window), frames, number, window)
 
 
+def forget_headers() -> None:
+    """Ask for the headers of series anew: a daemon's next run shall see new slices."""
+    _headers.cache_clear()
+
+
 def list_parts(image: PacsImage, frames: Frames) -> Sequence[str]:
     """As `decoding.list_parts`, of an image of a PACS."""
     if gives_several(frames):

@@ -466,6 +466,7 @@ def list_files(data: Data) -> Listing:
     if data.source == "folder":
         by_site = isinstance(data.partition, ColumnPartition)
         return folder.read(root, data.group_pattern, by_site=by_site, series=data.series is not None)
+    dicomweb.forget_headers()
     return Listing(read_manifest(root, data))
 
 
