@@ -134,6 +134,16 @@ def test_a_build_that_was_killed_ends_as_any_other(where: str, after: int, tmp_p
     assert np.array_equal(later.images.open(), whole.images.open())
 
 
+def test_what_took_long_is_entered_however_small_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_cache, "CHUNK", 2)
+    monkeypatch.setattr(image_cache, "COMMIT_S", 0)
+    entered = list[int | None]()
+    settings = Cache(folder=tmp_path / "cache", processes=1)
+    counting = ImageCache(settings, GREY, lambda *_: entered.append(list_caches(tmp_path / "cache")[0].images))
+    counting.prepare(pictures(tmp_path / "in", 6))
+    assert entered == [2, 4, 6]
+
+
 def test_a_disk_without_the_room_is_named_before_the_first_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ _LIBRARIES = (
 _NAME = re.compile(r"[0-9]+x[0-9]+x[0-9]+-[0-9a-f]{16}")
 CHUNK = 32  # images that a process gets at a time
 COMMIT_BYTES = 256 << 20  # of images that are written between two commits
+COMMIT_S = 30  # at most, between two commits: small images of a slow PACS come for hours before they are so many
 SAMPLED = 64  # rows whose checksum is compared each time
 _HASHERS = 8  # threads that read files
 _TAG = (
@@ -342,7 +343,7 @@ class _Builder:
     """Adds images to a cache whose lock this process has."""
 
     def __init__(self, cache: ImageCache, index: sqlite3.Connection) -> None:
-        self._cache, self._index, self._written = cache, index, 0
+        self._cache, self._index, self._written, self._committed = cache, index, 0, time.monotonic()
         self._handles: list[int] = []
         self._reasons: dict[str, str] = {}
 
@@ -378,7 +379,7 @@ class _Builder:
                         rows.append((name, number, _FLAGS[bits], crc, *facts))
                         self._written += cache.row_bytes(bits)
                 done += len(chunk)
-                if self._written >= COMMIT_BYTES:
+                if self._written >= COMMIT_BYTES or time.monotonic() - self._committed >= COMMIT_S:
                     self._commit(rows)
                 cache.report(done, total)
         finally:
@@ -390,7 +391,7 @@ class _Builder:
         with self._index:
             self._index.executemany("INSERT OR IGNORE INTO images VALUES (?, ?, ?, ?, ?, ?)", rows)
         rows.clear()
-        self._written = 0
+        self._written, self._committed = 0, time.monotonic()
 
 
 def depth_of_first(pictures: Iterable[StoredPicture], input_: Input) -> int:
