@@ -278,9 +278,7 @@ class ImageCache:
         step = max(1, len(rows) // SAMPLED)
         if self._damaged(rows[::step] + rows[-1:]):
             damaged = self._damaged(rows)
-            log.warning(
-                "decoded images are damaged and are decoded again", count=len(damaged), folder=str(self.folder)
-            )
+            log.warning("decoded images are damaged and are decoded again", count=len(damaged), folder=str(self.folder))
             with index:
                 index.executemany("DELETE FROM images WHERE number = ?", [(number,) for number in damaged])
 
