@@ -36,7 +36,7 @@ DOT = input_((1, 1, 1), frames="middle")
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dicomweb, "PAUSE_MS", 1)
+    monkeypatch.setattr(dicomweb, "PAUSE_S", 0.001)
     dicomweb._headers.cache_clear()
     vars(dicomweb._thread).clear()
 
@@ -144,8 +144,8 @@ HTML = (200, "text/html", b"<html>Log in</html>")
         ((403, "text/plain", b""), DataError, r"lets this site not in \(HTTP 403\)", 1),
         ((404, "text/plain", b""), UnreadableImageError, "does not have it; check its UIDs", 1),
         ((500, "text/plain", b""), UnreadableImageError, "answers with HTTP 500", 1),
-        ((503, "text/plain", b""), DataError, "is busy, after 4 attempts", 4),
-        ((502, "text/plain", b""), DataError, "answers with HTTP 502", 1),
+        ((503, "text/plain", b""), DataError, r"answers with HTTP 503, after 4 attempts", 4),
+        ((502, "text/plain", b""), DataError, r"answers with HTTP 502, after 4 attempts", 4),
         (HTML, UnreadableImageError, "answers with no DICOM", 1),
         ((200, "application/dicom", b"no"), UnreadableImageError, "answers with no DICOM", 1),
     ],

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 T = TypeVar("T")
-ATTEMPTS, PAUSE_MS = 4, 1000  # to ask; the pauses between them are 2, 4 and 8 times as long
+ATTEMPTS, PAUSE_S = 4, 1.0  # to ask; the pauses between them are 2, 4 and 8 times as long
 TIMEOUT_S = (10, 60)  # to connect, and between two parts of an answer: a PACS may fetch old images from a tape
 _DENIED = (401, 403, 407)
 _BUSY = (408, 429, 502, 503, 504)
@@ -208,26 +209,33 @@ def _ask(request: Callable[[], T]) -> T:
         DataError: it does not answer, or lets nobody in.
     """
     import requests
-    from retrying import RetryError
 
-    try:
-        return request()
-    except requests.exceptions.SSLError:
-        raise DataError(
-            "no TLS connection to the PACS: one side does not accept the other's certificate. Check "
-            "data.dicomweb.ca_file, and certificate and key if the PACS asks for them"
-        ) from None
-    except requests.TooManyRedirects:
-        raise DataError(
-            "the PACS sends this site to another address, as to a page to log in, and protofed does not follow. Check "
-            "data.dicomweb.url, and token_file, or certificate and key"
-        ) from None
-    except requests.HTTPError as error:
-        raise _refusal(0 if error.response is None else error.response.status_code) from None
-    except RetryError:
-        raise _no_answer("is busy") from None
-    except (requests.ConnectionError, requests.Timeout):
-        raise _no_answer("does not answer") from None
+    problem = ""
+    for attempt in range(ATTEMPTS):
+        time.sleep(PAUSE_S * 2**attempt if attempt else 0)
+        try:
+            return request()
+        except requests.exceptions.SSLError:
+            raise DataError(
+                "no TLS connection to the PACS: one side does not accept the other's certificate. Check "
+                "data.dicomweb.ca_file, and certificate and key if the PACS asks for them"
+            ) from None
+        except requests.TooManyRedirects:
+            raise DataError(
+                "the PACS sends this site to another address, as to a page to log in, and protofed does not follow. "
+                "Check data.dicomweb.url, and token_file, or certificate and key"
+            ) from None
+        except requests.HTTPError as error:
+            status = 0 if error.response is None else error.response.status_code
+            if status not in _BUSY:
+                raise _refusal(status) from None
+            problem = f"answers with HTTP {status}"
+        except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError):
+            problem = "does not answer"
+    raise DataError(
+        f"the PACS {problem}, after {ATTEMPTS} attempts. Check data.dicomweb.url, the network and the PACS; images "
+        "that were decoded onto the disk are kept"
+    )
 
 
 def _refusal(status: int) -> DataError:
@@ -236,18 +244,9 @@ def _refusal(status: int) -> DataError:
             f"the PACS lets this site not in (HTTP {status}). Check data.dicomweb.token_file, or certificate and key, "
             "and ask the PACS's administrator which images the site may read"
         )
-    if status in _BUSY:
-        return _no_answer(f"answers with HTTP {status}")
     if status == _TOO_LARGE:
         return UnreadableImageError(f"the PACS's answer is larger than {MAX_FILE_BYTES >> 30} GiB")
     return UnreadableImageError(_MISSING if status in _NOTHING else f"the PACS answers with HTTP {status}")
-
-
-def _no_answer(what: str) -> DataError:
-    return DataError(
-        f"the PACS {what}, after {ATTEMPTS} attempts. Check data.dicomweb.url, the network and the PACS; images that "
-        "were decoded onto the disk are kept"
-    )
 
 
 @contextmanager
@@ -291,7 +290,7 @@ def _connected(pacs: DicomWeb) -> Any:
         session.auth = partial(_authorised, file=pacs.token_file)
     session.hooks["response"].append(_read_answer)
     client = DICOMwebClient(pacs.url, session, permissive_uid=True, timeout=TIMEOUT_S)
-    client.set_http_retry_params(max_attempts=ATTEMPTS, wait_exponential_multiplier=PAUSE_MS)
+    client.set_http_retry_params(retry=False)  # it would repeat what cannot succeed, as a wrong certificate
     return client
 
 
