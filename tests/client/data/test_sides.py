@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.support.image_files import GREY, RGB, settings
+from tests.support.image_files import GREY, RGB, save, settings
 
 from protofed.client.data.examples import Examples
 from protofed.client.data.file_entry import TooManyUnreadableError
@@ -301,3 +301,11 @@ def test_sites_that_are_found_by_their_images_have_noise_bound_nothing(tmp_path:
     with pytest.raises(DataError, match=r"finds sites by their images.*this site's own folder"):
         load_site(data, 1, GREY, 2, NAMES, noisy=True)
     assert len(load_sites(data, GREY, 2, NAMES, noisy=True)) == 2, "a simulation hides nobody"
+
+
+def test_a_test_set_that_takes_a_whole_site_is_refused(tmp_path: Path) -> None:
+    for site, label, number in [(site, label, number) for site in "abc" for label in NAMES for number in range(12)]:
+        save(tmp_path / f"site {site}" / label / f"one {number}.png", np.full((4, 4), number, np.uint8))
+    data = settings("folder", tmp_path, partition={"kind": "column"}, group_pattern="(one)")
+    with pytest.raises(DataError, match=r"takes all images of site 'site .', because a group .*data\.group_pattern"):
+        load_sites(data, GREY, 2, NAMES)

@@ -30,7 +30,7 @@ from protofed.client.data.split import BALANCED, DataSplit, draw_test_rows, draw
 from protofed.client.data.split import Column as Column
 from protofed.common.config.data import Data
 from protofed.common.config.tables import MAX_IMAGE_VALUES, Input
-from protofed.common.errors import DataError
+from protofed.common.errors import DataError, short
 
 MAX_REASONS = 5  # that one error lists; none names a file
 _READING = Reading()
@@ -206,7 +206,20 @@ def load(
     train = _apart(train, test, noisy=noisy)
     if data.validation_fraction is not None:
         train, test = draw_validation(train, data.validation_fraction, data)
+    _check_sites(train, test)
     return Source.from_splits(train, test)
+
+
+def _check_sites(train: DataSplit, test: DataSplit) -> None:
+    """Refuse a test set, held out by groups, with all images of a site: the run would have a site less."""
+    if not test.drawn or train.group is None or train.site is None or test.site is None:
+        return
+    if lost := sorted(set(test.site) - set(train.site)):
+        raise DataError(
+            f"the test set that is held out takes all images of site '{short(str(lost[0]))}', because a group stays "
+            "whole. Check that data.group_pattern, or the column group, names patients and not whole sites, or lower "
+            "data.test_fraction"
+        )
 
 
 def infer_input(data: Data, reading: Reading = _READING) -> tuple[Input, int]:

@@ -224,7 +224,7 @@ class Data(StrictModel):
         0.0  # share of image files that may be left out as unreadable
     )
     group_pattern: str | None = (
-        None  # folder and manifest: regex over the path below root; what its (group) matches stays together
+        None  # folder and manifest: regex over the path below root or the site's folder; its (group) stays together
     )
     path_column: _Heading = "path"  # manifest only: heading of the column with the path, name or image id
     label_column: _Heading | Annotated[tuple[_Heading, ...], Field(min_length=2)] = (
