@@ -128,7 +128,7 @@ def load(kind: PluginKind, name: str, known: Iterable[str], allowed: Container[s
     if name not in (_allowed if allowed is None else allowed):
         raise ConfigError(
             f"{kind} '{short(name)}' is a plug-in that is not allowed here. Add it to `plugins` in the site's "
-            "policy, or in the server's settings"
+            "policy or the server's settings; `protofed export` and `predict` take --allow-plugin"
         )
     return import_object(path, f"{kind} '{name}'")
 

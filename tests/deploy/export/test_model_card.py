@@ -243,6 +243,7 @@ def test_a_chosen_round_is_told_with_its_score_the_newest_rounds_and_that_it_is_
 
 def test_a_run_without_the_score_by_one_class_or_stopped_early_says_so() -> None:
     assert why("newest", 2, {"best": None}).endswith("no score judges the run's rounds.")
+    assert why("newest", 0, {"best": None}).endswith("Round 0 is before the run's first training.")
     recalls = {
         which: {"round": n, "sites": {"eva": {"global.recall.1": v}}}
         for which, n, v in (("best", 1, 0.75), ("newest", 2, 0.25))

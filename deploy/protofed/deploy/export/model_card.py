@@ -167,7 +167,8 @@ def choice(run: RunView, number: int, chosen: Choice) -> str:
     how = {"newest": "It is the newest model that was kept", "given": "Its round was chosen by its number"}
     if best is None or best.round not in values:
         reason = how.get(chosen, "It is the best round")
-        return f"{reason}; no score judges the run's rounds."
+        untrained = "" if number else " Round 0 is before the run's first training."
+        return f"{reason}; no score judges the run's rounds.{untrained}"
     newest = max(values)
     last = (
         f"the newest scored round, {newest}, has {values[newest]:.4f}" if newest != best.round else "it is the newest"
