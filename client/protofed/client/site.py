@@ -63,8 +63,8 @@ from protofed.common.version import VERSION
 
 # Fixed at the site, and long: a server that could shorten it would see single batches, and count the examples.
 PROGRESS_WINDOW_S = 60.0
-# Scoring takes as many images at a time whatever the recipe says: on a CPU one such batch may take minutes, and with
-# the window of a fit each would be seen, and so the number of test images.
+# On a CPU one batch of a scoring may take minutes. With the window of a fit each would be seen, and so the number of
+# test images.
 SCORING_WINDOW_S = 300.0
 _WINDOWS_S = {Activity.TRAINING: PROGRESS_WINDOW_S, Activity.SCORING: SCORING_WINDOW_S}
 log = structlog.get_logger()

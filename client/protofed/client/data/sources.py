@@ -28,7 +28,7 @@ from protofed.client.data.pictures import FilePicture
 from protofed.client.data.reading import ReadImages, Reading, image_cache_for, read_images
 from protofed.client.data.split import BALANCED, DataSplit, draw_test_rows, draw_validation, refuse_test_fraction
 from protofed.client.data.split import Column as Column
-from protofed.common.config.data import Data
+from protofed.common.config.data import ColumnPartition, Data
 from protofed.common.config.tables import MAX_IMAGE_VALUES, Input
 from protofed.common.errors import DataError, short
 
@@ -206,7 +206,8 @@ def load(
     train = _apart(train, test, noisy=noisy)
     if data.validation_fraction is not None:
         train, test = draw_validation(train, data.validation_fraction, data)
-    _check_sites(train, test)
+    if isinstance(data.partition, ColumnPartition):
+        _check_sites(train, test)
     return Source.from_splits(train, test)
 
 
@@ -217,8 +218,8 @@ def _check_sites(train: DataSplit, test: DataSplit) -> None:
     if lost := sorted(set(test.site) - set(train.site)):
         raise DataError(
             f"the test set that is held out takes all images of site '{short(str(lost[0]))}', because a group stays "
-            "whole. Check that data.group_pattern, or the column group, names patients and not whole sites, or lower "
-            "data.test_fraction"
+            "whole. Check that data.group_pattern, or the column group, names patients and not whole sites, or hold "
+            "out less"
         )
 
 
