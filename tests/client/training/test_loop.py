@@ -310,7 +310,7 @@ def test_class_means_go_over_all_batches(local_of: LocalOf) -> None:
         return x.flatten(1)
 
     assert {c: mean.item() for c, mean in class_means(local, embed).items()} == {0: 549.0, 1: 550.0}
-    assert sizes == [*[128] * 8, 76], "512 at a time, of which a CPU embeds 128"
+    assert sizes == [*[128] * 8, 76]
     local.check = stop_at(2)
     with pytest.raises(StopError):
         class_means(local, embed)
