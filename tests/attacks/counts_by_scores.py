@@ -18,7 +18,8 @@ from tests.bench.leakage_runs import Case, posed, rounds_of, seeded, sums_of
 
 from protofed.client.models.catalogue import device_model
 from protofed.client.models.split import load
-from protofed.client.training.evaluation import tally
+from protofed.client.tasks.classification import Tally
+from protofed.client.training.evaluation import predict
 from protofed.common.payload import Part
 from protofed.deploy.simulation.simulation import EVALUATOR, load_data
 
@@ -47,7 +48,8 @@ def attack(policy: str, rounds: int = 20, seed: int = 0, *, secure: bool = False
                 continue
             load(model.body, payload[Part.BODY])
             load(model.head, payload[Part.HEAD])
-            found = tally(model, test)
+            predicted = predict(model, test)
+            found = Tally.of(predicted.outputs, predicted.targets, test.classes)
             pm_l = reported[number][site][SCORE]
             equations[site].append(found.correct.double().numpy() - pm_l * found.totals.double().numpy())
     truth = {site: np.bincount(data.train.labels, minlength=recipe.classes) for site, data in running.data.items()}

@@ -30,11 +30,12 @@ from protofed.client.data.site_data import SiteData
 from protofed.client.models.split import load
 from protofed.client.secure_aggregation.partners import open_membership
 from protofed.client.state.disk_store import DiskStore
+from protofed.client.tasks.classification import ClassificationTask
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Array, Part, Payload
 from protofed.common.protocol.messages import SumOf, Task, TaskKind
-from protofed.common.protocol.scores import LOSS, ScoreNames, Spread
+from protofed.common.protocol.scores import LOSS, Spread
 from protofed.common.secure_aggregation import score_sums
 from protofed.common.secure_aggregation.keys import SumContext, Vector
 
@@ -74,7 +75,7 @@ class Asked:
         held: Sequence[SiteData] = (),
     ) -> None:
         self.run, self.held = run, list(held) or list(sites_of(run))
-        self.names = score_sums.list_scores(ScoreNames(run.classes, run.evaluation.switched_on))
+        self.names = run.score_names()
         self.counts: dict[str, int] = {}  # of sites that have each score of the newest sum, as the server counts them
         self._tasks = 0
         self.sites: dict[str, tuple[AgentHarness, Agent]] = {}
@@ -118,7 +119,7 @@ class Asked:
                     return None
                 server.take(step, site, upload)
         if sum_of is SumOf.SCORES:
-            self.counts = dict(zip(self.names, server.counts().tolist(), strict=True))
+            self.counts = dict(zip(score_sums.list_scores(self.names), server.counts().tolist(), strict=True))
         return server.total()
 
     def _upload(self, site: str, kind: TaskKind, round: int, sum_of: SumOf, blob: bytes) -> bytes | None:
@@ -167,7 +168,7 @@ def without(*rules: Rule) -> Iterator[None]:
     """Sites as they would be without these rules."""
     with ExitStack() as stack:
         if Rule.CONSTANT in rules:
-            stack.enter_context(patch.object(scores, "is_nearly_constant", lambda _: False))
+            stack.enter_context(patch.object(ClassificationTask, "is_nearly_constant", lambda *_: False))
         if Rule.HALF in rules:
             whole = patch.object(scores, "secret_half", lambda _, images: torch.ones(images, dtype=torch.bool))
             stack.enter_context(whole)

@@ -26,10 +26,10 @@ from tests.attacks.score_questions import (
     without,
 )
 
-from protofed.client.agent import scores
-from protofed.client.agent.scores import is_nearly_constant, secret_half
+from protofed.client.agent.scores import secret_half
 from protofed.client.data.examples import Examples
 from protofed.client.data.site_data import SiteData
+from protofed.client.tasks.classification import CLASSES, ClassificationTask
 from protofed.common.payload import Array
 from protofed.common.protocol.messages import Activity
 from protofed.common.protocol.scores import LOSS
@@ -103,7 +103,7 @@ def test_which_site_withholds_is_not_seen(server: Server, tmp_path: Path, monkey
         for (_, agent), data in zip(asked.sites.values(), asked.held, strict=True)
     ]
     assert len({*halves}) == SITES
-    monkeypatch.setattr(scores, "is_nearly_constant", lambda logits: len(logits) == halves[1])
+    monkeypatch.setattr(ClassificationTask, "is_nearly_constant", lambda _, outputs: len(outputs) == halves[1])
     asked.trained(1, server.first)
     assert GLOBAL not in asked.scored(1, server.good)
     assert asked.counts[GLOBAL] == SITES
@@ -148,4 +148,4 @@ def test_a_model_that_singles_one_image_out_is_constant(images: int) -> None:
     logits = torch.zeros(images, 3)
     logits[:, 1] = 1.0
     logits[0, 2] = 2.0
-    assert is_nearly_constant(logits)
+    assert CLASSES.is_nearly_constant(logits)

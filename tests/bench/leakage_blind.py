@@ -73,4 +73,4 @@ def _asked(name: str, run: Recipe, rates: float, body: Payload) -> _Asked:
 def _answers(run: Recipe, model: Payload, site: SiteData) -> Responses:
     split = honest_model(run)
     load(split.body, model[Part.BODY])
-    return responses(split, site.ordered(site.train.sample(IMAGES, seed=0), run.plan.batch_size))
+    return responses(split, site.ordered(site.train.sample(IMAGES, 0, site.task.strata), run.plan.batch_size))

@@ -12,11 +12,11 @@ import torch
 from tests.support.clock import Clock
 from torch import Tensor, nn
 
-from protofed.client.agent import scores
 from protofed.client.data.examples import Examples
 from protofed.client.data.site_data import Batch, SiteData
 from protofed.client.models.split import SplitModel
 from protofed.client.policy.approval import FOLDER, Approvals
+from protofed.client.tasks.classification import ClassificationTask
 from protofed.client.training.context import FitContext
 from protofed.common.config.recipe import AugmentationSetting, Plan, Sampling
 from protofed.common.config.tables import Input
@@ -63,7 +63,7 @@ def approvals(tmp_path: Path, clock: Clock) -> Approvals:
 @pytest.fixture
 def few_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores leave of any model: on test sets of a few images it is nearly constant."""
-    monkeypatch.setattr(scores, "is_nearly_constant", lambda _: False)
+    monkeypatch.setattr(ClassificationTask, "is_nearly_constant", lambda *_: False)
 
 
 @pytest.fixture

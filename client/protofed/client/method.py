@@ -66,6 +66,7 @@ from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
 from protofed.common.payload import Array, Exchange, Part, Payload, SiteId, Tensors, Update, towards, weights
 from protofed.common.plugins import Registry
 from protofed.common.secure_aggregation.linear_form import ClassRows, SumForm, Weighting
+from protofed.common.tasks import TaskNames
 
 __all__ = [
     "Array",
@@ -160,6 +161,7 @@ class Declaration:
             Scores of such a mixture tell the shares, even in an aggregate over three sites, so no aggregate has them.
         exchanges: what it moves between single sites: each of them must allow it.
         own_losses: losses of class logits that it trains by whatever `plan.loss` says: the policy must allow them.
+        tasks: those that it is defined for, by name. "any": it knows targets only through `supervised`.
     """
 
     personal: Personal
@@ -167,6 +169,7 @@ class Declaration:
     mixes_classes: bool
     exchanges: frozenset[Exchange]
     own_losses: frozenset[LocalLoss]
+    tasks: TaskNames
 
 
 class ClientMethod(Protocol):
@@ -281,6 +284,23 @@ def compute_dp_cost(half: ClientMethod, name: str, plan: Plan) -> DpCost:
             "(fedavg)"
         )
     return cost
+
+
+def check_task(half: ClientMethod, name: str, task: str) -> None:
+    """Check that a method is defined for a run's task.
+
+    Args:
+        name: the method's, in recipes.
+        task: its name.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if (known := half.declares.tasks) != "any" and task not in known:
+        raise ConfigError(
+            f"method '{name}' is defined for the task {', '.join(sorted(known))}, and the run's task is '{task}'. "
+            "Choose another method"
+        )
 
 
 client_methods: Registry[ClientMethod] = Registry(

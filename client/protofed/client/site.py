@@ -13,14 +13,13 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TypeAlias
 
-import numpy as np
 import structlog
 import torch
 
 from protofed.client.data.augmentation import build_augmentation, move_images
 from protofed.client.data.examples import CONTRAST_IMAGES, Examples
 from protofed.client.data.site_data import SiteData
-from protofed.client.method import ClientMethod, client_methods, compute_dp_cost
+from protofed.client.method import ClientMethod, check_task, client_methods, compute_dp_cost
 from protofed.client.models.catalogue import architectures
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.policy import run_limits
@@ -238,8 +237,8 @@ class PreparedRun:
 
     def gate_context(self) -> GateContext:
         """What the gate needs to decide on an update; it is never sent."""
-        counts = np.bincount(self.data.train.labels.cpu().numpy(), minlength=self.recipe.classes)
-        return GateContext(counts, noisy=self.noisy)
+        counts = self.data.task.counts(self.data.train.labels.cpu(), self.recipe.classes)
+        return GateContext(counts.numpy(), noisy=self.noisy)
 
     @property
     def noisy(self) -> bool:
@@ -305,6 +304,8 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
             form = read_form(method, recipe.method.name)
             site.policy.admit_group(recipe.federation.sum_group)
             site.policy.admit_rows(recipe.method)
+        site.policy.admit_task(recipe.task.name)
+        check_task(method, recipe.method.name, recipe.task.name)
         site.policy.admit(recipe.method.name, method.sends, form, exchanges=method.declares.exchanges)
         site.policy.admit_noise(recipe)
         check_model(recipe.model, recipe.input, recipe.classes)
@@ -351,7 +352,7 @@ def _refused_by_images(recipe: Recipe, site: Site, data: SiteData, facts: RunFac
         return None
     try:
         # With noise no limit asks the images: it stands for them.
-        contrast = _contrast(data.train, recipe.plan) if recipe.plan.dp is None else None
+        contrast = _contrast(data, recipe.plan) if recipe.plan.dp is None else None
         of_images = replace(facts, examples=len(data.train), contrast=contrast)
         run_limits.admit(recipe, site.policy.rules.limits, of_images)
     except PolicyRefusedError as refusal:
@@ -361,11 +362,13 @@ def _refused_by_images(recipe: Recipe, site: Site, data: SiteData, facts: RunFac
     return None
 
 
-def _contrast(train: Examples, plan: Plan) -> float:
+def _contrast(data: SiteData, plan: Plan) -> float:
     """By how much two images differ as a fit sees them: transforms can make them alike, as a window can."""
+    train = data.train
     if isinstance(plan.augmentation, str):
         return train.contrast()
-    seen, augmentation = train.sample(CONTRAST_IMAGES, seed=0), build_augmentation(plan.augmentation)
+    seen = train.sample(CONTRAST_IMAGES, 0, data.task.strata)
+    augmentation = build_augmentation(plan.augmentation)
     moves = augmentation.draw(len(seen), torch.Generator().manual_seed(0))
     moved = move_images(augmentation, seen.pixels(), moves)
     return min(train.contrast(), Examples(moved, seen.labels).contrast())

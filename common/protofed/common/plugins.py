@@ -2,7 +2,7 @@
 
 A recipe names a plug-in as it names what comes with protofed, by an entry point of an installed package:
 
-    [project.entry-points."protofed.methods"]      # or .models, .datasets, .partitions, .transforms
+    [project.entry-points."protofed.methods"]      # or .models, .datasets, .partitions, .transforms, .tasks
     fedprox = "fedprox:METHOD"
 
 or without one by its path, `package.module:attribute`. What the path must hold:
@@ -16,7 +16,8 @@ or without one by its path, `package.module:attribute`. What the path must hold:
 - partition: a function(labels, rng, **options) of labels [N], int64, and a `numpy.random.RandomState` that returns for
   each site the indices of its examples, int64;
 - transform: a factory(**options) that returns a function of an image [channels, H, W], a tensor of uint8 or of float32
-  in 0..1, that returns such an image.
+  in 0..1, that returns such an image;
+- task: a frozen dataclass, a `protofed.common.tasks.LearningTask`, which names its half in PyTorch.
 
 A process imports only plug-ins that it allows by name. A daemon has their names in `plugins`, in the site's policy or
 the server's settings. `simulate` allows the names in its user's recipe. A recipe that comes from elsewhere selects
@@ -51,6 +52,7 @@ class PluginKind(StrEnum):
     DATASET = "dataset"
     PARTITION = "partition"
     TRANSFORM = "transform"
+    TASK = "task"
 
 
 @dataclass(frozen=True)
@@ -240,6 +242,7 @@ class Registry(Generic[T]):
             so that nobody who asks can have forgotten to.
         protocols: the first has what a class must have; all together, what it may have beside its fields and what
             begins with `_`: a misspelt member would be one that is not there. None: a class may have any members.
+        plugin: a name that is not registered may be a plug-in of this kind, which is such a class.
     """
 
     def __init__(
@@ -248,9 +251,10 @@ class Registry(Generic[T]):
         half: Literal["client", "server"] | None = None,
         home: str = "",
         protocols: Sequence[type] | None = None,
+        plugin: PluginKind | None = None,
     ) -> None:
         self._kind, self._half, self._home = kind, half, home
-        self._protocols = protocols
+        self._protocols, self._plugin_kind = protocols, plugin
         self._classes: dict[str, type[Any]] = {}
         self._foreign: dict[str, tuple[str, ...]] = {}
         self._methods: dict[str, Method] = {}
@@ -335,15 +339,23 @@ class Registry(Generic[T]):
         self._go_home()
         if name in self._classes:
             return self._classes[name], set(self._foreign[name])
+        label, cls = f"{self._kind} '{name}'", None
+        if self._plugin_kind is not None:
+            cls = load(self._plugin_kind, name, self._classes, allowed)
+            return self._checked(cls, label, f"a {self._kind}"), set()
         if self._half is None:
             raise unknown(self._kind, name, self._classes)
-        label, plugin = f"{self._kind} '{name}'", self._plugin(name, allowed)
+        plugin = self._plugin(name, allowed)
         path = plugin.client if self._half == "client" else plugin.server
-        cls: type[T] = import_object(path, label) if ":" in path else self.get(path)
+        cls = import_object(path, label) if ":" in path else self.get(path)
+        checked = self._checked(cls, f"{label}: {path}", f"the {self._half} algorithm of a method")
+        return checked, {*plugin.client_options, *plugin.server_options} - _fields(checked)
+
+    def _checked(self, cls: Any, label: str, expected: str) -> type[T]:
         if not isinstance(cls, type) or not hasattr(cls, "__dataclass_fields__"):
-            raise ConfigError(f"{label}: {path} is no dataclass; expected the {self._half} algorithm of a method")
+            raise ConfigError(f"{label} is no dataclass; expected {expected}")
         self._check_members(cls)
-        return cls, {*plugin.client_options, *plugin.server_options} - _fields(cls)
+        return cls
 
     def _check_members(self, cls: type[Any]) -> None:
         """Raises ConfigError: it has a member that no protocol knows, or lacks one that each half must have."""
@@ -351,7 +363,7 @@ class Registry(Generic[T]):
             return
         known = _fields(cls).union(*map(_public, self._protocols))
         members = _fields(cls).union(*map(_public, cls.__mro__[:-1]))
-        label = f"the {self._half} half {cls.__name__}"
+        label = f"the {self._half} half {cls.__name__}" if self._half else f"{self._kind} {cls.__name__}"
         for member in sorted(members - known):
             raise ConfigError(f"{unknown(f'member of {label}', member, known)}; a member of its own begins with `_`")
         if missing := sorted(_public(self._protocols[0]) - members):

@@ -21,8 +21,9 @@ from protofed.client.models.split import SplitModel
 from protofed.client.site import DaemonStatus
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import MemoryStore, SiteState
+from protofed.client.task import Predictions
 from protofed.client.training import evaluation
-from protofed.client.training.evaluation import Tally, tally
+from protofed.client.training.evaluation import predict
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import (
@@ -520,11 +521,11 @@ def accuracy(method: str, model: Payload) -> float:
 def test_a_model_is_scored_once_and_another_one_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tallies: list[nn.Module] = []
 
-    def counted(model: nn.Module, data: SiteData, examples: Examples | None = None, **others: Any) -> Tally:
+    def counted(model: nn.Module, data: SiteData, examples: Examples | None = None, **others: Any) -> Predictions:
         tallies.append(model)
-        return tally(model, data, examples, **others)
+        return predict(model, data, examples, **others)
 
-    monkeypatch.setattr(evaluation, "tally", counted)
+    monkeypatch.setattr(evaluation, "predict", counted)
     harness = AgentHarness()
     daemon = harness.agent()
     done = []

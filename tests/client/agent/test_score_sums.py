@@ -19,13 +19,12 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason
 from protofed.common.payload import Part
 from protofed.common.protocol.messages import SUM_STEPS, SumOf, Task, TaskKind
-from protofed.common.protocol.scores import ScoreNames, Spread
+from protofed.common.protocol.scores import Spread
 from protofed.common.secure_aggregation import score_sums
 from protofed.common.secure_aggregation.keys import SumContext, Vector
 from protofed.common.storage.journal import Fact
 
 READ = Recipe.model_validate(SECURE)
-NAMES = score_sums.list_scores(ScoreNames(READ.classes, READ.evaluation.switched_on))
 VECTORS = (Vector.CONTRIBUTORS, Vector.VALUES)
 OWN = {site: {"personal.accuracy": 0.25 * number, "personal.pm_v": 0.5} for number, site in enumerate(SITES)}
 
@@ -63,7 +62,7 @@ class ScoreRound(Round):
 
     def opened(self) -> dict[str, Spread]:
         self.until(None)
-        return score_sums.opened(NAMES, self.server.total())
+        return score_sums.opened(READ.score_names(), self.server.total())
 
 
 ALL = {"metrics": frozenset[str](), "aggregated_metrics": frozenset({"personal.accuracy", "personal.pm_v", "loss"})}
@@ -139,7 +138,7 @@ def test_a_score_that_one_site_withholds_is_none_of_the_round(tmp_path: Path, mo
     monkeypatch.setattr(Scorer, "answers", answers)
     round_ = ScoreRound(tmp_path, EVERYBODY)
     assert round_.opened().keys() == {"personal.pm_v", "loss"}
-    counts = dict(zip(NAMES, round_.server.counts().tolist(), strict=True))
+    counts = dict(zip(score_sums.list_scores(READ.score_names()), round_.server.counts().tolist(), strict=True))
     assert counts["personal.accuracy"] == len(SITES)
     told = {site: masked(daemon)[0] for site, daemon in round_.daemons.items()}
     assert told.pop("ann") == ["loss", "personal.pm_v"]

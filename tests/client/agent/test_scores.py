@@ -19,7 +19,7 @@ from tests.support.scripted_server import RULES, AgentHarness, site_data, work
 from torch import Tensor
 
 from protofed.client.agent.computation import NoRemoteExecutor, ScoredModel
-from protofed.client.agent.scores import MIN_IMAGES, Answers, Scorer, answered, is_nearly_constant, secret_half
+from protofed.client.agent.scores import MIN_IMAGES, Answers, Scorer, answered, secret_half
 from protofed.client.agent.task_tools import BaseModelCache
 from protofed.client.data.examples import Examples, no_examples, stratified_sample
 from protofed.client.data.site_data import SiteData
@@ -29,7 +29,8 @@ from protofed.client.site import DaemonStatus, PreparedRun
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.own_scores import FOLDER, OwnScores
 from protofed.client.state.store import MemoryStore
-from protofed.client.training.evaluation import Tally
+from protofed.client.task import Predictions
+from protofed.client.tasks.classification import CLASSES as TASK
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.tables import Input
@@ -124,21 +125,21 @@ def named(classes: Sequence[int]) -> Tensor:
     return torch.nn.functional.one_hot(torch.tensor(classes), CLASSES).float()
 
 
-def tally(classes: Sequence[int], labels: Sequence[int]) -> Tally:
-    return Tally.of(named(classes), torch.tensor(labels), CLASSES)
+def predictions(classes: Sequence[int], labels: Sequence[int]) -> Predictions:
+    return Predictions(named(classes), torch.tensor(labels))
 
 
 def answers(given: Sequence[int], labels: Sequence[int], *, withheld: bool = False) -> Answers:
-    told = {"global.local": tally(given, labels)}
+    told = {"global.local": predictions(given, labels)}
     return answered(told, site(labels), recipe(), SECRET, withheld=withheld)
 
 
 @pytest.mark.parametrize(("images", "others"), [(20, 2), (40, 3), (100, 6), (1000, 51)])
 def test_a_model_is_constant_that_gives_one_image_and_a_twentieth_another_class(images: int, others: int) -> None:
-    assert is_nearly_constant(named([1] * others + [0] * (images - others)))
-    assert not is_nearly_constant(named([1] * (others + 1) + [0] * (images - others - 1)))
-    assert is_nearly_constant(torch.zeros(50, 3))  # ties
-    assert is_nearly_constant(torch.full((50, 3), torch.nan))
+    assert TASK.is_nearly_constant(named([1] * others + [0] * (images - others)))
+    assert not TASK.is_nearly_constant(named([1] * (others + 1) + [0] * (images - others - 1)))
+    assert TASK.is_nearly_constant(torch.zeros(50, 3))  # ties
+    assert TASK.is_nearly_constant(torch.full((50, 3), torch.nan))
 
 
 def test_the_site_has_its_score_of_all_images_and_a_sum_that_of_its_own_half() -> None:
@@ -187,7 +188,7 @@ def test_whether_a_score_is_aggregated_follows_from_no_model(labels: list[int], 
 def test_an_own_model_that_learnt_one_class_has_no_aggregated_score() -> None:
     labels = [n % 4 for n in range(100)]
     for train, is_asked in (([0] * 19 + [1], False), ([0] * 9 + [1], True)):
-        told = {"personal.local": tally(labels, labels)}
+        told = {"personal.local": predictions(labels, labels)}
         found = answered(told, site(labels, train), recipe(), SECRET, withheld=False)
         assert ("personal.local.accuracy" in found.aggregated) is is_asked
 
@@ -199,7 +200,7 @@ def test_a_run_s_sample_of_the_shared_test_set_is_of_the_half_of_the_whole() -> 
     rows = stratified_sample(test.labels, 100, run.seed)
     in_half = secret_half(SECRET, 400)[rows]
     right = np.where(in_half, test.labels[rows], (test.labels[rows] + 1) % 4)
-    told = {"personal": tally(right.tolist(), test.labels[rows].tolist())}
+    told = {"personal": predictions(right.tolist(), test.labels[rows].tolist())}
     found = answered(told, site(labels, test=test), run, SECRET, withheld=False)
     assert found.aggregated[SHARED] == 1.0
     assert found.scores[SHARED] == pytest.approx(float(in_half.float().mean()))

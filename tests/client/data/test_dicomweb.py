@@ -70,7 +70,7 @@ def test_an_instance_is_an_image_and_a_series_alone_a_volume_of_one_study(pacs: 
     rows = [[*instance(pacs.folder, 7, value=70), "mel"], [*series(pacs, 8, [30, 20, 10, 5]), "nv"]]
     data = source(pacs, rows)
     found = scan(data, RUN, 2, "middle")
-    assert [(item.name, item.group, item.index) for item in found.items] == [
+    assert [(item.name, item.group, item.target) for item in found.items] == [
         ("row 2", "1.2.826.7", 0),
         ("row 3", "1.2.826.8", 1),
     ]

@@ -183,7 +183,7 @@ def test_a_scan_lists_each_frame_and_the_file_is_their_group(tmp_path: Path) -> 
     save(tmp_path / "nv" / "b.png", ramp(2, 2, 1))
     (tmp_path / "nv" / "c.dcm").write_bytes(b"no image")
     found = scanned(tmp_path, "all")
-    assert [(item.name, item.part, item.group, item.index) for item in found.items] == [
+    assert [(item.name, item.part, item.group, item.target) for item in found.items] == [
         *((f"mel/a.tif, frame {number}", f"frame {number}", "mel/a.tif", 0) for number in range(1, 5)),
         ("nv/b.png", "", "nv/b.png", 1),
         ("nv/c.dcm", "", "nv/c.dcm", 1),

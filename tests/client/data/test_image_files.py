@@ -17,6 +17,7 @@ from protofed.client.data.file_entry import TooManyUnreadableError
 from protofed.client.data.image_files import Scan, scan
 from protofed.client.data.reading import Reading
 from protofed.client.data.sources import read_files
+from protofed.client.task import Target
 from protofed.common.errors import DataError
 
 RUN = ("mel", "nv")
@@ -28,8 +29,8 @@ def folder(root: Path, class_names: Sequence[str] = RUN, **more: Any) -> Scan:
     return scan(settings("folder", root, **more), class_names, len(class_names))
 
 
-def told(found: Scan) -> list[tuple[str, str, int, str | None, str | None, int | None]]:
-    return [(item.name, item.label, item.index, item.split, item.group, item.row) for item in found.items]
+def told(found: Scan) -> list[tuple[str, str, Target, str | None, str | None, int | None]]:
+    return [(item.name, item.label, item.target, item.split, item.group, item.row) for item in found.items]
 
 
 def test_a_folder_for_each_class_in_the_order_of_names(tmp_path: Path) -> None:
@@ -148,7 +149,7 @@ def test_the_first_folders_are_sites_where_the_sites_are_a_column(tmp_path: Path
 def test_labels_and_groups_are_found_in_any_composition_and_groups_cross_no_split(tmp_path: Path) -> None:
     save(tmp_path / unicodedata.normalize("NFD", "Mélanome") / f"{unicodedata.normalize('NFD', 'Zoë')}_1.png")
     (item,) = folder(tmp_path, label_map={"Mélanome": "mel"}, group_pattern="/(Zoë)_").items
-    assert (item.index, item.group) == (0, "Zoë")
+    assert (item.target, item.group) == (0, "Zoë")
     for name in ("train/nv/P1_a", "test/nv/P1_b", "val/nv/P2_a", "train/nv/P2_b", "test/nv/P3_a"):
         save(tmp_path / "1" / f"{name}.png")
     found = folder(tmp_path / "1", group_pattern=r"(P\d)")
@@ -228,13 +229,13 @@ def test_own_labels_come_to_the_runs_by_the_map_or_by_their_name(tmp_path: Path)
     classes(tmp_path, {MELANOMA: 1, "nv": 1, "unsure": 2})
     found = folder(tmp_path, label_map=OWN, ignore_labels=["unsure"])
     found.check()
-    assert [(item.label, item.index) for item in found.items] == [(MELANOMA, 0), ("nv", 1)]
+    assert [(item.label, item.target) for item in found.items] == [(MELANOMA, 0), ("nv", 1)]
     assert found.ignored == {"unsure": 2}
     assert [item.label for item in folder(tmp_path, ignore_labels=["nv", "unsure"], label_map=OWN).items] == [MELANOMA]
     with pytest.raises(DataError, match=r"'mell'.*'mel'"):
         folder(tmp_path, label_map={"a": "mell", "b": "nv"})
     renamed = folder(tmp_path, label_map={MELANOMA: "nv", "nv": "mel"}, ignore_labels=["unsure"])
-    assert [item.index for item in renamed.items] == [1, 0]  # what the map says comes before the name
+    assert [item.target for item in renamed.items] == [1, 0]  # what the map says comes before the name
 
 
 def test_labels_that_mean_nothing_are_refused_by_name_with_the_nearest(

@@ -13,6 +13,7 @@ from tests.support.image_files import RGB, settings, shade
 from protofed.client.data.labels import LabelMap, by_number
 from protofed.client.data.site import load_sites
 from protofed.client.data.sources import load
+from protofed.client.tasks.classification import CLASSES
 from protofed.common.config.data import Data
 from protofed.common.errors import DataError
 
@@ -20,7 +21,9 @@ NUMBERS = np.array([0, 1, 2, 1])
 
 
 def mapped(class_names: tuple[str, ...] = (), **more: Any) -> tuple[list[int], list[int]]:
-    rows, classes = by_number(NUMBERS, Data.model_validate({"source": "npz", **more}), class_names)
+    rows, classes = by_number(
+        NUMBERS, CLASSES, Data.model_validate({"source": "npz", **more}), class_names, len(class_names) or 3
+    )
     return rows.tolist(), classes.tolist()
 
 

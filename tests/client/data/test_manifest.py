@@ -10,6 +10,7 @@ import pytest
 from tests.support.image_files import save, settings
 
 from protofed.client.data.image_files import Scan, scan
+from protofed.client.task import Target
 from protofed.common.errors import DataError
 
 RUN = ("mel", "nv")
@@ -20,8 +21,8 @@ def table(root: Path, text: str | bytes, **more: Any) -> Scan:
     return scan(settings("manifest", root / "table.csv", **more), RUN, len(RUN))
 
 
-def told(found: Scan) -> list[tuple[str, str, int, str | None, str | None, int | None]]:
-    return [(item.name, item.label, item.index, item.split, item.group, item.row) for item in found.items]
+def told(found: Scan) -> list[tuple[str, str, Target, str | None, str | None, int | None]]:
+    return [(item.name, item.label, item.target, item.split, item.group, item.row) for item in found.items]
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
@@ -95,7 +96,7 @@ def test_a_table_of_image_ids_finds_its_files_without_their_suffix(tmp_path: Pat
     found = table(tmp_path, text, **columns, partition={"kind": "column"})
     found.check()
     assert [item.path for item in found.items] == [first, second]
-    assert [(item.index, item.group, item.site) for item in found.items] == [
+    assert [(item.target, item.group, item.site) for item in found.items] == [
         (1, "HAM_7", "rosendahl"),
         (0, "HAM_8", "vienna"),
     ]
@@ -118,7 +119,7 @@ def test_a_row_is_of_the_one_label_whose_column_has_a_one(tmp_path: Path) -> Non
     text = "path,MEL,NV\na.png,1.0,0.0\nb.png,,1\nc.png,1,1\nd.png,0,0\ne.png,-1.0,0\nf.png,Doe,1\n"
     told_apart = {"label_column": ["MEL", "NV"], "label_map": {"MEL": "mel", "NV": "nv"}}
     found = table(tmp_path, text, **told_apart)
-    assert [(item.name, item.index) for item in found.items] == [("a.png", 0), ("b.png", 1)]
+    assert [(item.name, item.target) for item in found.items] == [("a.png", 0), ("b.png", 1)]
     assert found.unmapped == {"several labels": 1, "no label": 1, "unclear label": 2}
     with pytest.raises(DataError, match=r"'no label', 'several labels'.*data\.ignore_labels") as caught:
         found.check()

@@ -27,6 +27,7 @@ from protofed.client.data.partition import (
     pfllib_dirichlet,
     shards,
 )
+from protofed.client.tasks.classification import CLASSES
 from protofed.common.errors import DataError
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -195,13 +196,13 @@ def test_a_seed_always_draws_the_same_images_and_another_seed_others() -> None:
 def test_examples_are_drawn_once_and_all_of_them_are_no_copy() -> None:
     labels = labels_of(6, 3)
     examples = Examples(torch.arange(9, dtype=torch.uint8).reshape(9, 1, 1, 1), labels)
-    some = examples.sample(4, 0)
+    some = examples.sample(4, 0, CLASSES.strata)
     rows = stratified_sample(labels, 4, 0)
     assert some.pixels().flatten().tolist() == rows.tolist()
     assert torch.equal(some.labels, labels[rows])
-    assert examples.sample(4, 0) is some
-    assert examples.sample(4, 1) is not some
-    assert examples.sample(9, 0) is examples
+    assert examples.sample(4, 0, CLASSES.strata) is some
+    assert examples.sample(4, 1, CLASSES.strata) is not some
+    assert examples.sample(9, 0, CLASSES.strata) is examples
 
 
 @pytest.mark.parametrize(

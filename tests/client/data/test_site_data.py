@@ -278,8 +278,7 @@ def test_an_evaluators_data_have_nothing_to_train_on() -> None:
     [
         (torch.zeros(2, 6, 5), torch.zeros(2).long(), r"shape \[2, 6, 5\]"),
         (torch.zeros(2, 3, 6, 5).double(), torch.zeros(2).long(), "float64"),
-        (torch.zeros(2, 3, 6, 5), torch.zeros(3).long(), r"shape \[3\]; expected int64, one for each of 2"),
-        (torch.zeros(2, 3, 6, 5), torch.zeros(2), "labels are torch.float32"),
+        (torch.zeros(2, 3, 6, 5), torch.zeros(3).long(), r"shape \[3\]; expected one for each of 2"),
     ],
 )
 def test_examples_have_one_shape_and_dtype(images: Tensor, labels: Tensor, said: str) -> None:

@@ -79,7 +79,7 @@ def test_rows_of_one_slide_are_its_tiles_and_its_group(tmp_path: Path) -> None:
     save(tmp_path / "more" / "b.png", pixels(64, 64))
     found = table(tmp_path, "path,label,X,y\na.tif,nv,0,16\na.tif,mel,512.0,0\nb,nv,0,0\n")
     found.check()
-    assert [(item.name, item.part, item.index, item.group) for item in found.items] == [
+    assert [(item.name, item.part, item.target, item.group) for item in found.items] == [
         ("a.tif, tile 0,16,16,16", "tile 0,16,16,16", 1, "a.tif"),
         ("a.tif, tile 512,0,16,16", "tile 512,0,16,16", 0, "a.tif"),
         ("b, tile 0,0,16,16", "tile 0,0,16,16", 1, "more/b.png"),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.method_facts import SENDING
+from tests.support.score_names import families, score_names
 
 from protofed.client.method import client_methods
 from protofed.client.policy.policy import (
@@ -30,7 +31,6 @@ from protofed.common.config.toml_files import read_table
 from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import Exchange, Part, Tensors, Update, describe, same_tensors
 from protofed.common.protocol.messages import Telemetry
-from protofed.common.protocol.scores import SCALARS
 from protofed.common.secure_aggregation.linear_form import read_form
 from protofed.deploy import shipped
 
@@ -191,6 +191,7 @@ def test_every_shipped_policy_says_every_key() -> None:
 
 # Methods that make the coordinator estimate a site's class distribution, and scores of a site's own data or model.
 ESTIMATING = {name for name in client_methods if Part.CLASS_SHARES in client_methods.build(name, {}).sends}
+SCALARS = {"loss", *families()}
 OWN = {name for name in SCALARS if not name.startswith("global.") or name.startswith("global.local.")}
 
 
@@ -354,7 +355,7 @@ def test_no_number_of_the_sites_own_leaves_beside_noise(rules: dict[str, Any]) -
     assert gate.release_scores(SCORES_OF_ALL, noisy=noisy).scores == {"global.accuracy": 1}
     released = gate.release(update(metrics=SCORES_OF_ALL), GateContext(np.full(10, 100), noisy=noisy))
     assert released.metrics == {"global.accuracy": 1}
-    assert not gate.release_score_sum(SCORES_OF_ALL, list(SCORES_OF_ALL), noisy=noisy).flags().any()
+    assert not gate.release_score_sum(SCORES_OF_ALL, score_names(10), noisy=noisy).flags().any()
 
 
 def test_no_count_leaves_beside_noise_whatever_the_policy_says() -> None:

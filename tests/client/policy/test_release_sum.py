@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.score_names import score_names
 
 from protofed.client.policy.policy import GateContext, Policy, PolicyRefusedError, ReleasedVector
 from protofed.client.policy.rules import PolicyRules
@@ -13,6 +14,7 @@ from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import Part, Payload, Update, describe
 from protofed.common.secure_aggregation.linear_form import POINT, ClassRows, SumForm, SumLayout
 from protofed.common.secure_aggregation.messages import SignatureMessage, pack
+from protofed.common.secure_aggregation.score_sums import list_scores
 
 FORM = SumForm((Part.BODY,), rows=ClassRows(Part.PROTOTYPES, (Part.PROTOTYPES, "mean")))
 SENT: Payload = {Part.BODY: {"w": np.zeros(2, np.float32)}, Part.PROTOTYPES: {"mean": np.zeros((3, 2), np.float32)}}
@@ -106,7 +108,8 @@ def test_the_first_model_has_learnt_nothing_and_leaves_whatever_hides_classes() 
         gate.release(first, context)
 
 
-NAMES = ("global.local.accuracy", "loss", "personal.accuracy", "personal.recall.0", "personal.recall.1")
+SCORES = score_names(2)
+NAMES = list_scores(SCORES)
 OWN = {"loss": 1.0, "personal.accuracy": 0.5, "personal.recall.1": 0.25, "global.accuracy": 0.75}
 
 
@@ -121,7 +124,7 @@ OWN = {"loss": 1.0, "personal.accuracy": 0.5, "personal.recall.1": 0.25, "global
     ],
 )
 def test_own_scores_leave_in_a_sum_if_they_are_named(secure: str, table: dict[str, Any], leaving: list[str]) -> None:
-    released = policy(secure=secure, **table).release_score_sum(OWN, NAMES)
+    released = policy(secure=secure, **table).release_score_sum(OWN, SCORES)
     assert [NAMES[row] for row in np.flatnonzero(released.flags())] == leaving
     words = released.words(POINT, None)
     held = [NAMES[row] for row in np.flatnonzero(released.layout.named(words)["contributors"])]

@@ -21,7 +21,7 @@ from protofed.client.method import client_methods
 from protofed.client.models.catalogue import device_model
 from protofed.client.models.split import dump
 from protofed.client.training.context import FitContext
-from protofed.client.training.evaluation import tally
+from protofed.client.training.evaluation import predict
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload
 from protofed.server.method import server_methods
@@ -111,6 +111,6 @@ def test_scoring_waits_as_often_whatever_the_number_of_its_batches(monkeypatch: 
     recipe = small_recipe("fedavg")
     local = site(recipe, 1, batches=20)
     monkeypatch.setattr(SiteData, "scoring_batch", 80)
-    few = waits(partial(tally, local.model, local.data))
+    few = waits(partial(predict, local.model, local.data))
     monkeypatch.setattr(SiteData, "scoring_batch", 8)
-    assert few == waits(partial(tally, local.model, local.data))
+    assert few == waits(partial(predict, local.model, local.data))

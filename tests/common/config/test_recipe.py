@@ -322,8 +322,8 @@ def test_an_order_of_classes_names_each_once(evaluation: dict[str, object], tmp_
     ("name", "says"),
     [
         ("global.balanced", "did you mean 'global.balanced_accuracy'?"),
-        ("loss", "expected a score for which more is better"),
-        ("global.ece", "expected a score for which more is better"),
+        ("loss", "expected a score that can judge a round"),
+        ("global.ece", "expected a score that can judge a round"),
         ("global.auroc", "evaluation.probabilities = true"),
         ("global.few", "evaluation.frequency_groups = true"),
         ("global.recall.10", "'global.recall.0' to '.9'"),

@@ -9,24 +9,26 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.score_names import score_names
 
-from protofed.common.protocol.scores import ScoreNames, Spread
+from protofed.common.protocol.scores import Spread
 from protofed.common.secure_aggregation import score_sums
 from protofed.common.secure_aggregation.messages import MAX_ROWS
 
-NAMES = score_sums.list_scores(ScoreNames(3))
+RUN = score_names(3)
+NAMES = score_sums.list_scores(RUN)
 
 
 def spreads_of(*scores: dict[str, float]) -> dict[str, Spread]:
-    return score_sums.opened(NAMES, score_sums.simulate_total(NAMES, scores))
+    return score_sums.opened(RUN, score_sums.simulate_total(RUN, scores))
 
 
 def test_the_rows_are_what_a_trainer_may_report_and_follow_from_the_recipe_alone() -> None:
     assert list(NAMES) == sorted(set(NAMES))
     assert {"loss", "personal.pm_l", "personal.recall.2", "global.local.accuracy"} <= set(NAMES)
     assert not {"global.accuracy", "global.majority", "personal.recall.3", "personal.auroc"} & set(NAMES)
-    assert "personal.auroc" in score_sums.list_scores(ScoreNames(3, {"probabilities"}))
-    many = score_sums.list_scores(ScoreNames(MAX_ROWS))
+    assert "personal.auroc" in score_sums.list_scores(score_names(3, "probabilities"))
+    many = score_sums.list_scores(score_names(MAX_ROWS))
     assert "personal.accuracy" in many
     assert not any("recall" in name for name in many), "of too many classes"
 
@@ -42,13 +44,12 @@ def test_sites_whose_scores_have_one_mean_open_to_the_same_numbers() -> None:
     """Of whole numbers with a known sum and sum of squares there are few: three sites' scores were found by trying."""
     both = (0.5, 0.5, 0.5), (0.25, 0.375, 0.875)
     alike, apart = ([{"personal.pm_v": value} for value in values] for values in both)
-    assert (score_sums.simulate_total(NAMES, alike) == score_sums.simulate_total(NAMES, apart)).all()
+    assert (score_sums.simulate_total(RUN, alike) == score_sums.simulate_total(RUN, apart)).all()
 
 
 def test_a_fraction_of_a_test_set_leaves_without_its_denominator() -> None:
     """Accuracies on 97 and on 311 images that are nearest to each other are one number."""
-    names = ["personal.local.accuracy"]
-    one, other = (score_sums.summable(names, {names[0]: value}) for value in (29 / 97, 93 / 311))
+    one, other = (score_sums.summable(RUN, {"personal.local.accuracy": value}) for value in (29 / 97, 93 / 311))
     assert one == other
 
 
@@ -74,23 +75,23 @@ def test_a_score_in_whose_place_a_site_gave_a_random_number_is_none_of_the_round
 
 def test_random_numbers_are_all_that_a_sum_can_take_and_hardly_ever_a_score() -> None:
     drawn = np.array([score_sums.random_number() for _ in range(4000)])
-    assert np.array_equal(drawn, [score_sums.summable(["loss"], {"loss": one})["loss"] for one in drawn])
+    assert np.array_equal(drawn, [score_sums.summable(RUN, {"loss": one})["loss"] for one in drawn])
     assert abs(drawn).max() <= score_sums.LARGEST
     # Of a uniform draw: mean 0 and standard deviation LARGEST / sqrt(3), each within six standard errors.
     assert abs(drawn.mean()) < 6 * score_sums.LARGEST / math.sqrt(3 * len(drawn))
     assert drawn.std() == pytest.approx(score_sums.LARGEST / math.sqrt(3), rel=0.05)
-    assert sum(score_sums.is_score("personal.pm_v", one / 3) for one in drawn) < 10
+    assert sum(score_sums.is_score(RUN, "personal.pm_v", one / 3) for one in drawn) < 10
 
 
 @pytest.mark.parametrize("mean", [0.0, 1.0, 1 + score_sums.STEP])
 def test_a_mean_of_scores_that_were_rounded_is_a_score(mean: float) -> None:
-    assert score_sums.is_score("personal.pm_v", mean)
-    assert not score_sums.is_score("personal.pm_v", mean + 1.5)
+    assert score_sums.is_score(RUN, "personal.pm_v", mean)
+    assert not score_sums.is_score(RUN, "personal.pm_v", mean + 1.5)
 
 
 def test_flags_say_which_scores_a_site_gives() -> None:
-    layout = score_sums.lay_out_scores(NAMES)
-    flags = layout.flags(score_sums.as_update("ann", NAMES, {"loss": 0.0, "personal.pm_v": 0.5}))
+    layout = score_sums.lay_out_scores(RUN)
+    flags = layout.flags(score_sums.as_update("ann", RUN, {"loss": 0.0, "personal.pm_v": 0.5}))
     assert [NAMES[row] for row in np.flatnonzero(flags)] == ["loss", "personal.pm_v"]
 
 

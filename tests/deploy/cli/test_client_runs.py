@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from tests.support.command_line import called
+from tests.support.score_names import families
 
 from protofed.client.state.own_scores import FOLDER, OwnScores
 from protofed.client.transport.audit import FILE as AUDIT_FILE
 from protofed.common.errors import ConfigError
 from protofed.common.protocol.audit_fields import audit_fields
 from protofed.common.protocol.messages import Role
-from protofed.common.protocol.scores import FAMILIES
 from protofed.common.storage.journal import Journal
 from protofed.deploy.cli import client
 from protofed.deploy.site.own_scores import meaning
@@ -114,7 +114,7 @@ def test_none_is_said_to_have_stayed_of_more_scores_than_the_log_lists(
 
 
 def test_every_score_has_a_meaning_and_what_is_wrong_is_named(kept: OwnScores, run: Run, tmp_path: Path) -> None:
-    own = [name for name, family in FAMILIES.items() if family.role is Role.TRAINER]
+    own = [name for name, family in families().items() if family.role is Role.TRAINER]
     assert len(own) > 20
     unknown = meaning("train.something")
     assert unknown not in {meaning(name) for name in [*own, "loss"]}

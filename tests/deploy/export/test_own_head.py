@@ -57,7 +57,12 @@ class Client:
     """FedAvg with that head, which is not trained."""
 
     declares: ClassVar[Declaration] = Declaration(
-        personal="trained", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+        personal="trained",
+        global_model=True,
+        mixes_classes=False,
+        exchanges=frozenset(),
+        own_losses=frozenset(),
+        tasks="any",
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
     head: str = "squared"

@@ -23,6 +23,7 @@ from protofed.client.models.split import SplitModel, choose_start, dump, load
 from protofed.client.policy.update_checks import PolicyRefusedError
 from protofed.client.site import DaemonStatus, PreparedRun, Site, Train, trains_to_its_end
 from protofed.client.state.store import FitOutcome, SiteState
+from protofed.client.task import Predictions
 from protofed.client.training.context import (
     Checkpoints,
     FitContext,
@@ -31,7 +32,7 @@ from protofed.client.training.context import (
     client_state_with_buffers,
     with_own_buffers,
 )
-from protofed.client.training.evaluation import Tally, compute_scores, of_personal, on_local_test, on_test
+from protofed.client.training.evaluation import GLOBAL, compute_scores, of_personal, on_local_test, on_test
 from protofed.common import codec
 from protofed.common.config.recipe import Federation
 from protofed.common.failpoint import reach
@@ -117,7 +118,7 @@ def fit(work: Computation, base: Payload, status: DaemonStatus, checkpoints: Che
     """
     local = work.run.fit_context(work.site, work.task, work.state, status, checkpoints)
     local.to_its_end = work.to_its_end
-    received = FitStart(choose_start(base, local.data.label_frequencies()))
+    received = FitStart(choose_start(base, local.data.label_frequencies))
     update = train(work.run, work.task, local, with_own_buffers(base, local))
     reach("fit-done")
     client_state = client_state_with_buffers(local, update.payload, work.state.client_state)
@@ -180,12 +181,12 @@ def score(work: Computation, base: Payload, status: DaemonStatus) -> Scores:
     return on_test(run.model, run.data, run.recipe, local.check)
 
 
-def predictions(work: Computation, base: Payload, status: DaemonStatus) -> dict[str, Tally]:
+def predictions(work: Computation, base: Payload, status: DaemonStatus) -> dict[str, Predictions]:
     """What a model answers on the site's own test sets, by the prefix of its scores: of all but GLOBAL."""
     run, local = work.run, _context(work, status)
     if work.scored is ScoredModel.GLOBAL_LOCALLY:
         run.method.load_global(local, base)
-        return on_local_test(run.model, run.data, "global", local.check)
+        return on_local_test(run.model, run.data, GLOBAL, local.check)
     # Of OWN, too: the method may replace the head, and the weights need the right one.
     run.method.load_global(local, with_own_buffers(base, local))
     if run.method.declares.personal != "loaded" and (personal := work.state.personal) is not None:

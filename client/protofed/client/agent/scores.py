@@ -26,7 +26,8 @@ from protofed.client.policy.rules import is_own
 from protofed.client.secure_aggregation.steps import SumSteps
 from protofed.client.site import DaemonStatus, PreparedRun, Site, is_aggregated
 from protofed.client.state.store import SiteState
-from protofed.client.training.evaluation import PERSONAL, Tally, compute_scores
+from protofed.client.task import Predictions
+from protofed.client.training.evaluation import PERSONAL, compute_scores
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import StateError
@@ -35,11 +36,9 @@ from protofed.common.protocol.scores import LOSS
 from protofed.common.secure_aggregation import score_sums
 
 log = structlog.get_logger()
-# A model is constant if it gives all images but this share, and one, the same class: with one it singles an image out.
-CONSTANT = 0.05
-# A test set with fewer images, or with a larger share of one class, has no score in a sum: honest models would often be
-# constant there, and one site's random numbers take the score of all. That is known before any model is.
-MIN_IMAGES, MAX_MAJORITY = 20, 0.9
+# A test set with fewer images, or one that the task says cannot be asked, has no score in a sum: honest models would
+# often be constant there, and one site's random numbers take the score of all. That is known before any model is.
+MIN_IMAGES = 20
 
 
 class PlainScores:
@@ -260,7 +259,7 @@ class Answers:
 
 
 def answered(
-    predictions: Mapping[str, Tally], data: SiteData, recipe: Recipe, secret: bytes, *, withheld: bool
+    predictions: Mapping[str, Predictions], data: SiteData, recipe: Recipe, secret: bytes, *, withheld: bool
 ) -> Answers:
     """What the predictions of one model on the site's test sets give, by the prefix of their scores.
 
@@ -268,24 +267,18 @@ def answered(
         withheld: nothing that this model has learnt leaves.
     """
     halves = {
-        prefix: predicted.of_some(_half(prefix, len(predicted.labels), data, recipe, secret))
+        prefix: predicted.of_some(_half(prefix, len(predicted.targets), data, recipe, secret))
         for prefix, predicted in predictions.items()
         if _is_asked(prefix, predicted, data)
     }
-    scores, aggregated = (compute_scores(tallies, data, recipe) for tallies in (predictions, halves))
+    scores, aggregated = (compute_scores(some, data, recipe) for some in (predictions, halves))
     # In a sum by the half alone: that a site withholds is an answer, too.
-    in_sums, outside = (withheld or _tells(tallies) for tallies in (halves, predictions))
+    in_sums, outside = (withheld or _tells(some, data) for some in (halves, predictions))
     return Answers(scores, {} if outside else scores, aggregated, frozenset(aggregated if in_sums else ()))
 
 
-def _tells(predictions: Mapping[str, Tally]) -> bool:
-    return any(is_nearly_constant(predicted.logits) for predicted in predictions.values())
-
-
-def is_nearly_constant(logits: Tensor) -> bool:
-    """Whether a model that gives images these logits [N, C] names nearly always one class, whatever the labels are."""
-    answers = logits.argmax(1)  # of numbers that are none, the first class
-    return len(answers) - int(answers.bincount().max()) <= 1 + CONSTANT * len(answers)
+def _tells(predictions: Mapping[str, Predictions], data: SiteData) -> bool:
+    return any(data.task.is_nearly_constant(predicted.outputs) for predicted in predictions.values())
 
 
 def secret_half(secret: bytes, images: int) -> Tensor:
@@ -295,16 +288,15 @@ def secret_half(secret: bytes, images: int) -> Tensor:
     return torch.from_numpy(np.unpackbits(np.frombuffer(bits, np.uint8), count=images).astype(bool))
 
 
-def _is_asked(prefix: str, predicted: Tally, data: SiteData) -> bool:
+def _is_asked(prefix: str, predicted: Predictions, data: SiteData) -> bool:
     """Whether a test set, and of an own model what it was trained on, are such that scores leave; of no model."""
-    counts = [predicted.totals, *([data.train.labels.bincount()] if prefix.startswith(PERSONAL) else [])]
-    enough = len(predicted.labels) >= MIN_IMAGES
-    return enough and all(int(count.max()) <= MAX_MAJORITY * int(count.sum()) for count in counts)
+    sets = [predicted.targets, *([data.train.labels.cpu()] if prefix.startswith(PERSONAL) else [])]
+    return len(predicted.targets) >= MIN_IMAGES and all(map(data.task.can_be_asked, sets))
 
 
 def _half(prefix: str, images: int, data: SiteData, recipe: Recipe, secret: bytes) -> Tensor:
     """Of a run's sample of the shared test set, those that are in the half of the whole."""
     if prefix != PERSONAL or images == len(data.test):
         return secret_half(secret, images)
-    rows = stratified_sample(data.test.labels.cpu(), images, recipe.seed)
+    rows = stratified_sample(data.task.strata(data.test.labels.cpu()), images, recipe.seed)
     return secret_half(secret, len(data.test))[rows]

@@ -116,7 +116,7 @@ class BaseJudge:
         return problem
 
     def _images_problem(self, run: PreparedRun, base: Payload, version: int) -> BaseProblem | None:
-        start = choose_start(base, run.data.label_frequencies())
+        start = choose_start(base, run.data.label_frequencies)
         models = [start, *site_models(base)]
         if Part.CONTROL in base:
             led, problem = self._led(run, base, version)
@@ -188,7 +188,7 @@ class BaseJudge:
 
     def _responses(self, run: PreparedRun, model: Payload) -> Responses:
         load(run.model.body, model[Part.BODY])
-        sample = run.data.train.sample(IMAGES, seed=0)  # not the first, which may all be of one class
+        sample = run.data.train.sample(IMAGES, 0, run.data.task.strata)  # not the first, which may all be of one class
         return responses(run.model, run.data.ordered(sample, min(run.recipe.plan.batch_size, IMAGES)))
 
     def _statistics(self, run: PreparedRun, built: Payload | None) -> BaseStatistics:

@@ -1,4 +1,4 @@
-"""Sources of arrays with integer labels: digits, a spiral, an .npz, torchvision's and MedMNIST's sets, plug-ins.
+"""Sources of arrays with numbers for labels: digits, a spiral, an .npz, torchvision's and MedMNIST's sets, plug-ins.
 
 Each answers with its training half and, where it has one, its test half. Failures are DataErrors.
 """
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from protofed.client.data.datasets import read_plugin
 from protofed.client.data.examples import Examples
+from protofed.client.data.labels import as_targets
 from protofed.client.data.reading import Reading
 from protofed.client.data.split import Column, DataSplit
 from protofed.common.config.data import Data
@@ -26,7 +27,7 @@ from protofed.common.errors import DataError, unknown
 from protofed.common.process import give_back
 from protofed.common.version import install_hint
 
-Arrays: TypeAlias = tuple[NDArray[Any], NDArray[Any]]  # images [N, H, W] or [N, H, W, channels], labels [N] or [N, 1]
+Arrays: TypeAlias = tuple[NDArray[Any], NDArray[Any]]  # images [N, H, W] or [N, H, W, channels], labels [N] or [N, L]
 Halves: TypeAlias = tuple[DataSplit | None, DataSplit | None]
 
 _TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
@@ -203,20 +204,21 @@ def _column(arrays: dict[str, NDArray[Any]], key: str, count: int, path: Path | 
 
 
 def _examples(arrays: Arrays) -> Examples:
-    """Channels first, and labels without MedMNIST's second axis."""
+    """Channels first, and single labels without MedMNIST's second axis."""
     images, labels = arrays
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise DataError(
             f"images are {images.dtype} of shape {list(images.shape)}; expected uint8 of shape "
             "[N, height, width] or [N, height, width, channels]"
         )
-    if labels.dtype.kind not in "iu" or labels.shape not in ((len(images),), (len(images), 1)):
+    if labels.dtype.kind not in "iufb" or labels.ndim not in (1, 2) or len(labels) != len(images):
         raise DataError(
-            f"labels are {labels.dtype} of shape {list(labels.shape)}; expected whole numbers, one for each of "
-            f"{len(images)} images"
+            f"labels are {labels.dtype} of shape {list(labels.shape)}; expected numbers, one or a row of them for each "
+            f"of {len(images)} images"
         )
+    labels = labels.reshape(-1) if labels.shape[1:] == (1,) else labels
     first = np.expand_dims(images, 1) if images.ndim == 3 else np.moveaxis(images, 3, 1)
-    return Examples(torch.from_numpy(first.copy()), torch.from_numpy(labels.reshape(-1).astype(np.int64)))
+    return Examples(torch.from_numpy(first.copy()), as_targets(labels))
 
 
 def _line(error: BaseException) -> str:

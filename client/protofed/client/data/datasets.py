@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import operator
 from collections.abc import Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,10 +19,12 @@ from torch.utils.data import Dataset
 
 from protofed.client.data.decoding import Pixels, fit_planes, fit_to_input
 from protofed.client.data.file_entry import DIGEST_BYTES, UnreadableImageError
+from protofed.client.data.labels import as_targets
 from protofed.client.data.pictures import DecodedPicture, Facts, digest_module
 from protofed.client.data.reading import ReadImages, Reading, image_cache_for, read_images
 from protofed.client.data.split import DataSplit
 from protofed.client.data.transforms import describe_problem, forked_generators
+from protofed.client.task import Target, as_target
 from protofed.common.config.data import SOURCES, Data
 from protofed.common.config.tables import Input
 from protofed.common.errors import DataError, short
@@ -48,12 +49,12 @@ class DatasetItem(NamedTuple):
     Attributes:
         image: of one or three channels, an image of mode L, RGB or F; else, or for colours that are floats, planes
             [channels, H, W] of uint8, or of float32 in 0..1.
-        label: of a class, as the dataset numbers them.
+        label: the number of a class, as the dataset numbers them, or the targets of another task.
         patient: whose it is, or another group that stays together; None: the dataset does not say.
     """
 
     image: Image.Image | Pixels
-    label: int
+    label: Target
     patient: str | None
 
 
@@ -274,7 +275,7 @@ def _read_split(
                 "patient in each item, or in none"
             )
         places, facts = places[known], [fact for fact in facts if fact.group is not None]
-    labels = torch.tensor([label for label, _ in facts], dtype=torch.int64)
+    labels = as_targets(np.array([label for label, _ in facts]))
     group = np.array([group for _, group in facts]) if known.any() else None
     return DataSplit(read.examples(places, labels), group=group)
 
@@ -414,11 +415,11 @@ def _as_image_if_any(planes: Pixels) -> Image.Image | Pixels:
     return planes
 
 
-def _read_label(label: object) -> int:
-    whole = label.numpy() if isinstance(label, Tensor) else np.asarray(label)
-    if whole.ndim or whole.dtype.kind not in "iu":
-        raise DataError(f"the label is {short(repr(label))}; expected a whole number, the number of the class")
-    return operator.index(whole.item())
+def _read_label(label: object) -> Target:
+    try:
+        return as_target(label)
+    except DataError as error:
+        raise DataError(f"the label is {short(repr(label))}; {error}") from error
 
 
 def _read_patient(patient: object) -> str | None:

@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from protofed.client.data.augmentation import UNITS, normaliser
 from protofed.client.data.image_cache import CachedImages
+from protofed.client.task import ClientTask
 from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
 
@@ -30,7 +32,7 @@ class Examples:
 
     Attributes:
         images: [M, channels, H, W], uint8, uint16 (65535 is white), or float32 in 0..1; views share it.
-        labels: [N], int64.
+        labels: the task's targets, [N, ...]; of classes [N], int64.
         units: the number of the patient of each example, [N] int64 on the CPU: what noise protects as a whole; None:
             each example is one of its own.
         rows: which of `images` the examples are, [N] int64 on the CPU; None: all, in their order.
@@ -59,12 +61,9 @@ class Examples:
                 "expected uint8, uint16, or float32 in 0..1, of shape [N, channels, height, width]"
             )
         count = len(images) if self.rows is None else len(self.rows)
-        if labels.dtype != torch.int64 or labels.shape != (count,):
-            raise DataError(
-                f"labels are {labels.dtype} of shape {list(labels.shape)}; expected int64, one for each of "
-                f"{count} images"
-            )
-        if self.units is not None and (self.units.dtype, self.units.shape) != (torch.int64, labels.shape):
+        if labels.shape[:1] != (count,):
+            raise DataError(f"labels are of shape {list(labels.shape)}; expected one for each of {count} images")
+        if self.units is not None and (self.units.dtype, self.units.shape) != (torch.int64, (count,)):
             raise DataError(
                 f"units are {self.units.dtype} of shape {list(self.units.shape)}; expected int64, one an image"
             )
@@ -106,11 +105,16 @@ class Examples:
             return self
         return Examples(self.pixels(), self.labels, self.units)
 
-    def sample(self, count: int, seed: int) -> Examples:
-        """At most so many of the examples, drawn once as by `stratified_sample`; these ones, if there are not more."""
+    def sample(self, count: int, seed: int, strata: Callable[[Tensor], Tensor]) -> Examples:
+        """At most so many of the examples, drawn once as by `stratified_sample`; these ones, if there are not more.
+
+        Args:
+            strata: as of the task.
+        """
         if count >= len(self):
             return self
-        return self.once(("sample", count, seed), lambda: self.take(stratified_sample(self.labels.cpu(), count, seed)))
+        drawn = partial(stratified_sample, count=count, seed=seed)
+        return self.once(("sample", count, seed), lambda: self.take(drawn(strata(self.labels.cpu()))))
 
     def on(self, device: torch.device) -> Examples:
         """The same examples on a device, moved there once: an array in memory for all of its views."""
@@ -259,9 +263,14 @@ def total_bytes(sets: Iterable[Examples], device: torch.device | None = None) ->
     return sum({id(each.shared if each.source is None else each): each.nbytes for each in missing}.values())
 
 
-def no_examples(input_: Input) -> Examples:
-    """No examples, [0, channels, H, W] of the run's input."""
-    return Examples(torch.empty(0, *input_.shape, dtype=torch.uint8), torch.empty(0, dtype=torch.int64))
+def no_examples(input_: Input, like: Tensor | None = None) -> Examples:
+    """No examples, [0, channels, H, W] of the run's input.
+
+    Args:
+        like: targets [N, ...] that theirs are to be like; None: classes.
+    """
+    labels = torch.empty(0, dtype=torch.int64) if like is None else like[:0]
+    return Examples(torch.empty(0, *input_.shape, dtype=torch.uint8), labels)
 
 
 def check_shape(examples: Examples, input_: Input) -> None:
@@ -277,16 +286,20 @@ def check_shape(examples: Examples, input_: Input) -> None:
         )
 
 
-def check_labels(examples: Examples, classes: int) -> None:
-    """Check that labels are in 0..classes - 1.
+def check_labels(examples: Examples, task: ClientTask, classes: int) -> None:
+    """Check that labels are targets that a model with so many outputs can learn.
 
     Raises:
-        DataError: naming what they are.
+        DataError: naming what was expected.
     """
     labels = examples.labels
-    low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
-    if low < 0 or high >= classes:
-        raise DataError(f"labels are {low} to {high}, but the run has {classes} classes; expected 0 to {classes - 1}")
+    if task.valid(labels, classes).all():
+        return
+    if labels.ndim == 1:
+        found = f"labels are {labels.min():g} to {labels.max():g}"
+    else:
+        found = f"labels are {labels.dtype} of shape {list(labels.shape)}"
+    raise DataError(f"{found}, but {task.expected(classes)}")
 
 
 # Samples that take its share of each class.
@@ -295,8 +308,9 @@ def check_labels(examples: Examples, classes: int) -> None:
 def stratified_sample(labels: Tensor, count: int, seed: int) -> Tensor:
     """Indices [count] int64, ascending, of examples drawn from each class by its share; one of each class at least.
 
-    Equal labels, count and seed give equal indices, so that sites with one test set are scored on the same images. All
-    indices, if there are not more; as many as there are classes, if `count` is less.
+    A class is a stratum of the task's (`ClientTask.strata`). Equal labels, count and seed give equal indices, so that
+    sites with one test set are scored on the same images. All indices, if there are not more; as many as there are
+    classes, if `count` is less.
 
     Args:
         labels: [N] int64, on the CPU.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -75,6 +76,7 @@ class FileEntry:
             image that the run's rule takes from the whole file.
         remote: the image of a PACS; `path` is then the manifest that lists it, and `name` its row. None: a file. Not
             in the repr, as UIDs may identify a patient.
+        cells: what a manifest has in its label columns; of a folder none.
     """
 
     path: Path
@@ -87,6 +89,7 @@ class FileEntry:
     ambiguous: bool = False
     part: str = ""
     remote: PacsImage | None = field(default=None, repr=False)
+    cells: tuple[str, ...] = ()
 
     def of_part(self, part: str) -> Self:
         """The entry of one part of this file; an empty part is the file itself."""
@@ -106,6 +109,16 @@ class Listing:
     entries: Sequence[FileEntry]
     misplaced: Sequence[str] = ()
     left_out: Sequence[str] = ()
+
+
+def normalise(name: str) -> str:
+    """A label in the form in which labels are compared: stripped, in Unicode's NFC.
+
+    Bytes of a file name that are not UTF-8 become backslash escapes. Some file systems store names decomposed:
+    without NFC, an umlaut from there would not equal the one in the recipe.
+    """
+    text = os.fsencode(name).decode("utf-8", "backslashreplace")
+    return unicodedata.normalize("NFC", text).strip()
 
 
 def digest_content(path: Path) -> str:

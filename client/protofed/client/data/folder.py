@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
-from protofed.client.data.file_entry import FileEntry, Listing, Split, leaves_root, parse_split
-from protofed.client.data.labels import normalise
+from protofed.client.data.file_entry import FileEntry, Listing, Split, leaves_root, normalise, parse_split
 from protofed.common.errors import DataError
 
 # Names, in lower case, that operating systems and servers leave in folders; hidden names are left out, too.

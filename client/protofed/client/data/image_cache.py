@@ -46,6 +46,7 @@ from protofed.client.data.decoding import deepened, silence_decoders
 from protofed.client.data.decoding_processes import ARRAYS, DecodingJob, decode_onto, open_array, read_contents
 from protofed.client.data.file_entry import UnreadableImageError
 from protofed.client.data.pictures import Facts, StoredPicture, digest_module
+from protofed.client.task import Target
 from protofed.common.config.recipe import PREPROCESSING
 from protofed.common.config.settings import Cache
 from protofed.common.config.tables import Input
@@ -139,6 +140,7 @@ class _Row(NamedTuple):
 
 
 _NO_ROW = _Row(-1, 0, Facts())
+_IndexRow: TypeAlias = tuple[str, int, int, int, int | float | str | None, str | None]  # as the index has it
 
 
 @dataclass(frozen=True)
@@ -364,7 +366,7 @@ class _Builder:
     def _run(self, jobs: Sequence[DecodingJob]) -> None:
         cache, total, done = self._cache, len(jobs), 0
         chunks = [jobs[start : start + CHUNK] for start in range(0, total, CHUNK)]
-        rows = list[tuple[str, int, int, int, int | None, str | None]]()
+        rows = list[_IndexRow]()
         try:
             for chunk, results in zip(
                 chunks, decode_onto(cache.folder, cache.input, chunks, cache.processes), strict=True
@@ -374,7 +376,7 @@ class _Builder:
                         self._reasons[name] = result
                     else:
                         bits, crc, facts = result
-                        rows.append((name, number, _FLAGS[bits], crc, *facts))
+                        rows.append((name, number, _FLAGS[bits], crc, _stored_label(facts.label), facts.group))
                         self._written += cache.row_bytes(bits)
                 done += len(chunk)
                 if self._written >= COMMIT_BYTES or time.monotonic() - self._committed >= COMMIT_S:
@@ -383,7 +385,7 @@ class _Builder:
         finally:
             self._commit(rows)
 
-    def _commit(self, rows: list[tuple[str, int, int, int, int | None, str | None]]) -> None:
+    def _commit(self, rows: list[_IndexRow]) -> None:
         for handle in self._handles:
             os.fdatasync(handle)
         with self._index:
@@ -460,10 +462,19 @@ def _connect(folder: Path) -> sqlite3.Connection:
     return index
 
 
+def _stored_label(label: Target | None) -> int | float | str | None:
+    """A row of numbers as text: SQLite has no type for it."""
+    return json.dumps(label) if isinstance(label, tuple) else label
+
+
+def _read_label(stored: int | float | str | None) -> Target | None:
+    return tuple(json.loads(stored)) if isinstance(stored, str) else stored
+
+
 def _known(index: sqlite3.Connection) -> dict[str, _Row]:
     """The row of each picture."""
     found = index.execute('SELECT picture, number, bits, label, "group" FROM images')
-    return {name: _Row(number, bits, Facts(label, group)) for name, number, bits, label, group in found}
+    return {name: _Row(number, bits, Facts(_read_label(label), group)) for name, number, bits, label, group in found}
 
 
 @contextmanager

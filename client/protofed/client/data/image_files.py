@@ -10,20 +10,33 @@ from __future__ import annotations
 import csv
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 from protofed.client.data import dicomweb, folder
 from protofed.client.data.decoding import list_parts, silence_decoders
-from protofed.client.data.file_entry import SPLITS, FileEntry, Listing, PacsImage, Split, leaves_root, parse_split
+from protofed.client.data.file_entry import (
+    SPLITS,
+    FileEntry,
+    Listing,
+    PacsImage,
+    Split,
+    leaves_root,
+    normalise,
+    parse_split,
+)
 from protofed.client.data.folder import walk
-from protofed.client.data.labels import LabelMap, normalise
+from protofed.client.data.labels import LabelMap
 from protofed.client.data.pictures import FilePicture, StoredPicture
 from protofed.client.data.volumes import ImageTile, gives_several
+from protofed.client.task import ClientTask, LeftOut, OwnLabel, Target
+from protofed.client.tasks.classification import CLASSES
 from protofed.common.config.data import ColumnPartition, Data, data_folder
 from protofed.common.config.tables import Frames
 from protofed.common.errors import DataError
@@ -32,6 +45,7 @@ SEPARATORS = (",", ";", "\t")
 # Labels of rows whose label is not one: no class of any run, to be ignored by these names, or mapped.
 SEVERAL, NO_LABEL, UNCLEAR = "several labels", "no label", "unclear label"
 _OPTIONAL = ("split", "group")
+_LABEL = "label "  # what the keys of the columns of several labels begin with
 _UIDS = ("study", "series", "instance")  # columns of a table whose images a PACS has
 _UID = re.compile(r"[0-9][0-9.]{0,63}")  # PS3.5, 9.1; some devices begin a component with 0
 _DRIVE = re.compile(r"[A-Za-z]:")
@@ -43,6 +57,7 @@ _IMAGES = frozenset({".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif", "
 _THREADS = 8  # that read headers
 _CORNER = ("x", "y")  # headings of a tile's left and upper edge
 MAX_PLACE = 1 << 29  # pixels; no slide is as wide
+E = TypeVar("E", bound=FileEntry)
 _LISTED = "`protofed client check` lists these images under 'Groups'"
 
 
@@ -58,7 +73,7 @@ def read_manifest(file: Path, data: Data, *, labelled: bool = True) -> list[File
     """
     records = _records(file, data, labelled=labelled)
     optional = [name for name in _OPTIONAL if any(cells.get(name) for _, cells in records)]
-    needed = [*_places(data), *(["label"] if labelled else [])]
+    needed = [*_places(data), *(["label"] if labelled and not _has_several(data) else [])]
     needed += ["site"] if isinstance(data.partition, ColumnPartition) else []
     needed += _CORNER if data.tile_size is not None else ()
     files, rows = _Files(file.parent, file.parent.resolve()), dict[PacsImage | tuple[Path, str], int]()
@@ -96,7 +111,8 @@ def _entry(
         group = match[1] if match else None
     site = normalise(cells["site"]) if "site" in cells else None
     label, split = _label(cells["label"], data), _split(cells, optional, where)
-    entry = FileEntry(path, name, label, split, group, row, site=site, ambiguous=ambiguous)
+    own = _label_cells(cells, data)
+    entry = FileEntry(path, name, label, split, group, row, site=site, ambiguous=ambiguous, cells=own)
     return entry if data.tile_size is None else entry.of_part(str(_tile(cells, data.tile_size, where)))
 
 
@@ -115,7 +131,14 @@ def _remote_entry(
     group = cells["group" if "group" in optional else "study"]
     site = normalise(cells["site"]) if "site" in cells else None
     label, split = _label(cells["label"], data), _split(cells, optional, where)
-    return replace(entry, label=label, split=split, group=group, row=row, site=site)
+    own = _label_cells(cells, data)
+    return replace(entry, label=label, split=split, group=group, row=row, site=site, cells=own)
+
+
+def _label_cells(cells: Mapping[str, str], data: Data) -> tuple[str, ...]:
+    """What stands in the label columns, normalised; millions of equal cells are one text in memory."""
+    names = [f"{_LABEL}{name}" for name in _label_headings(data)] if _has_several(data) else ["label"]
+    return tuple(sys.intern(normalise(cells[name])) for name in names if name in cells)
 
 
 def _tile(cells: Mapping[str, str], size: int, where: str) -> ImageTile:
@@ -216,9 +239,14 @@ def _records(file: Path, data: Data, *, labelled: bool) -> list[tuple[int, Mappi
         by_column = dict(zip(columns, cells, strict=True))
         by_kind = {kind: by_column.get(_folded(name), "") for kind, name in names.items()}
         by_label = {name: by_column[_folded(name)] for name in labels}
-        label = _one_hot(by_label) if len(labels) > 1 else next(iter(by_label.values()), "")
-        records.append((row, {**by_kind, "label": label}))
+        several = {f"{_LABEL}{name}": cell for name, cell in by_label.items()} if _has_several(data) else {}
+        label = _one_hot(by_label) if several else next(iter(by_label.values()), "")
+        records.append((row, {**by_kind, **several, "label": label}))
     return records
+
+
+def _has_several(data: Data) -> bool:
+    return not isinstance(data.label_column, str)
 
 
 def _label_headings(data: Data) -> Sequence[str]:
@@ -315,9 +343,9 @@ def _split(cells: Mapping[str, str], optional: Sequence[str], where: str) -> Spl
 
 @dataclass(frozen=True)
 class IndexedFile(FileEntry):
-    """An image file with its class in the run: `index`, 0..C-1."""
+    """An image file with its target in the run, such as its class 0..C-1."""
 
-    index: int = field(kw_only=True)
+    target: Target = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -375,7 +403,9 @@ class Scan:
         return [item for item in self.items if item.name not in refused]
 
 
-def scan(data: Data, class_names: Sequence[str], classes: int, frames: Frames = "one") -> Scan:
+def scan(
+    data: Data, class_names: Sequence[str], classes: int, frames: Frames = "one", task: ClientTask = CLASSES
+) -> Scan:
     """List the examples of a source `folder` or `manifest` and map their labels.
 
     Headers are read where `frames` may give several examples a file; otherwise no file is opened. Where a file may give
@@ -388,6 +418,7 @@ def scan(data: Data, class_names: Sequence[str], classes: int, frames: Frames = 
         class_names: the run's class names, in the order of their indices.
         classes: C.
         frames: the run's `input.frames`.
+        task: what the labels are read as.
 
     Raises:
         DataError: no root, no class_names, a manifest with wrong rows, paths or links that lead out of the root; or a
@@ -398,17 +429,26 @@ def scan(data: Data, class_names: Sequence[str], classes: int, frames: Frames = 
             f"the recipe has no `class_names`: labels of source {data.source} are names, and the run must name its own"
         )
     labels = LabelMap.of(data, class_names)
+    columns = tuple(map(normalise, _label_headings(data))) if _has_several(data) and data.source != "folder" else ()
     listing = list_files(data)
-    mapped = [entry for entry in listing.entries if entry.label in labels.classes]
+    mapped, others = list[IndexedFile](), Counter[LeftOut]()
+    for entry in listing.entries:
+        target = task.read(OwnLabel(entry.label, entry.cells, columns), labels)
+        if isinstance(target, LeftOut):
+            others[target] += 1
+        else:
+            mapped.append(IndexedFile(**vars(entry), target=target))
     if data.tile_size is not None or gives_several(frames):
         mapped = _grouped_by_file(mapped, data)
-    items = [_item(entry, labels.classes[entry.label]) for entry in expand_parts(mapped, frames)]
-    other_labels = Counter(entry.label for entry in listing.entries if entry.label not in labels.classes)
-    ignored = Counter({label: files for label, files in other_labels.items() if label in labels.ignored})
+    items = list(expand_parts(mapped, frames))
+    ignored, unmapped = (
+        Counter({label: files for (label, is_ignored), files in others.items() if is_ignored is wanted})
+        for wanted in (True, False)
+    )
     return Scan(
         items=items,
         ignored=ignored,
-        unmapped=other_labels - ignored,
+        unmapped=unmapped,
         misplaced=listing.misplaced,
         ungrouped=[item for item in items if data.group_pattern is not None and item.group is None],
         crossing=[] if data.merge_test_into_train else _crossing(items),
@@ -418,7 +458,7 @@ def scan(data: Data, class_names: Sequence[str], classes: int, frames: Frames = 
     )
 
 
-def _grouped_by_file(entries: list[FileEntry], data: Data) -> list[FileEntry]:
+def _grouped_by_file(entries: list[IndexedFile], data: Data) -> list[IndexedFile]:
     """The entries, each file or series a group of its own where the data have no groups."""
     if data.group_pattern is not None or any(entry.group is not None for entry in entries):
         return entries
@@ -427,7 +467,7 @@ def _grouped_by_file(entries: list[FileEntry], data: Data) -> list[FileEntry]:
     return [replace(entry, group=normalise(entry.path.relative_to(top).as_posix())) for entry in entries]
 
 
-def expand_parts(entries: Sequence[FileEntry], frames: Frames) -> Iterator[FileEntry]:
+def expand_parts(entries: Sequence[E], frames: Frames) -> Iterator[E]:
     """Each entry's examples by the run's rule, in order; an entry of a tile is one already.
 
     Headers are read where `frames` may give several examples a file.
@@ -489,10 +529,6 @@ def with_root(data: Data) -> Data:
     if root is not None and root.exists() and not (root.is_dir() or root.is_file()):  # opening a pipe would never end
         raise DataError(f"{root} is neither a folder nor a file; correct data.root")
     return data.model_copy(update={"root": root})
-
-
-def _item(entry: FileEntry, index: int) -> IndexedFile:
-    return IndexedFile(**vars(entry), index=index)
 
 
 def _crossing(items: Sequence[IndexedFile]) -> list[IndexedFile]:

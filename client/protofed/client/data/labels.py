@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from protofed.client.data.file_entry import parse_split
-from protofed.client.data.partition import Indices, Labels
+from protofed.client.data.file_entry import normalise, parse_split
+from protofed.client.data.partition import Indices
+from protofed.client.task import ClientTask, LeftOut, OwnLabel
 from protofed.common.config.data import Data
 from protofed.common.errors import DataError, short
 
@@ -29,14 +32,20 @@ class LabelMap:
     """Maps a site's own labels to a run's classes.
 
     Attributes:
-        classes: own label -> class 0..C-1, both for mapped labels and for the run's own names.
-        ignored: own labels whose examples are left out.
+        classes: own label -> the classes 0..C-1 that it stands for, both for mapped labels and for the run's own names.
+            It is one class, or of findings any number.
+        ignored: own labels whose examples are left out; of findings the names that say nothing.
         class_names: the run's class names, in the order of their indices.
     """
 
-    classes: Mapping[str, int]
+    classes: Mapping[str, tuple[int, ...]]
     ignored: frozenset[str]
     class_names: Sequence[str]
+
+    @property
+    def count(self) -> int:
+        """C."""
+        return len(self.class_names)
 
     @classmethod
     def of(cls, data: Data, class_names: Sequence[str]) -> LabelMap:
@@ -46,9 +55,9 @@ class LabelMap:
             LabelsError: `label_map` leads to a name that is no class of the run.
         """
         indices = {normalise(name): index for index, name in enumerate(class_names)}
-        mapped = {normalise(own): normalise(name) for own, name in data.label_map.items()}
-        if wrong := sorted(set(mapped.values()) - set(indices)):
-            if all(own in indices for own, name in mapped.items() if name in wrong):
+        mapped = {normalise(own): _names(normalise(name), indices) for own, name in data.label_map.items()}
+        if wrong := sorted(set().union(*mapped.values()) - set(indices)):
+            if all(own in indices for own, several in mapped.items() if not {*several}.isdisjoint(wrong)):
                 own, name = next((own, name) for own, name in data.label_map.items() if normalise(name) in wrong)
                 raise LabelsError(
                     f'data.label_map is the wrong way round: expected "own" = "the run\'s"; write '
@@ -59,8 +68,9 @@ class LabelMap:
                 f"expected one of: {', '.join(map(short, class_names[:MAX_NAMED]))}"
             )
         ignored = frozenset(map(normalise, data.ignore_labels))
-        same = {name: index for name, index in indices.items() if name not in ignored}
-        return cls({**same, **{own: indices[name] for own, name in mapped.items()}}, ignored, class_names)
+        classes: dict[str, tuple[int, ...]] = {name: (index,) for name, index in indices.items() if name not in ignored}
+        classes |= {own: tuple(indices[name] for name in several) for own, several in mapped.items()}
+        return cls(classes, ignored, class_names)
 
     def check(self, unmapped: Iterable[str]) -> None:
         """Refuse unmapped labels.
@@ -75,59 +85,71 @@ class LabelMap:
             )
 
 
-def normalise(name: str) -> str:
-    """A label in the form in which labels are compared: stripped, in Unicode's NFC.
-
-    Bytes of a file name that are not UTF-8 become backslash escapes. Some file systems store names decomposed:
-    without NFC, an umlaut from there would not equal the one in the recipe.
-    """
-    text = os.fsencode(name).decode("utf-8", "backslashreplace")
-    return unicodedata.normalize("NFC", text).strip()
+def _names(text: str, indices: Mapping[str, int]) -> tuple[str, ...]:
+    """The classes that an entry of `data.label_map` names: one, or findings with | between them, or none."""
+    return (text,) if text in indices else tuple(filter(None, map(str.strip, text.split("|"))))
 
 
-def by_number(labels: Labels, data: Data, class_names: Sequence[str], *, noisy: bool = False) -> tuple[Indices, Labels]:
-    """Map the labels of a source that has numbers for labels.
+def by_number(
+    labels: NDArray[Any], task: ClientTask, data: Data, class_names: Sequence[str], classes: int, *, noisy: bool = False
+) -> tuple[Indices, Tensor]:
+    """The targets of a source that has numbers for labels.
 
     A number without an entry in `data.label_map` is the class of that number; but where entries lead to names, each
     number needs an entry.
 
     Args:
-        labels: [N].
+        labels: [N, ...].
         class_names: the run's; empty: entries lead to numbers.
         noisy: as of `sources.load`: examples of unmapped labels are left out.
 
     Returns:
-        Indices [n] of the examples that `data.ignore_labels` does not name, and their classes [n].
+        Indices [n] of the examples that have a target, and the targets [n, ...].
 
     Raises:
-        DataError: as `LabelMap.of` and `LabelMap.check`.
+        DataError: as `LabelMap.of`, `LabelMap.check` and `ClientTask.from_array`.
     """
     if not data.label_map and not data.ignore_labels:
-        return np.arange(len(labels)), labels
+        return np.arange(len(labels)), task.from_array(labels, classes)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise LabelsError(
+            "data.label_map and ignore_labels are for labels that are names, or one whole number each; these have "
+            f"shape {list(labels.shape)}. Remove the two keys"
+        )
     present, inverse = np.unique(labels, return_inverse=True)
-    own = [str(number) for number in present]
-    ignored = frozenset(map(normalise, data.ignore_labels))
+    names = [str(number) for number in present]
+    own_names = _map_of_numbers(names, data, class_names, classes)
+    read = [task.read(OwnLabel(name, (name,)), own_names) for name in names]
+    if not noisy:
+        own_names.check(one.label for one in read if isinstance(one, LeftOut) and not one.ignored)
+    usable = np.array([not isinstance(one, LeftOut) for one in read], bool)
+    targets = np.array([one for one in read if not isinstance(one, LeftOut)])
+    rows = np.flatnonzero(usable[inverse])
+    places = (usable.cumsum() - 1)[inverse[rows]]
+    return rows, as_targets(targets[places]) if len(rows) else torch.empty(0, dtype=torch.int64)
+
+
+def as_targets(targets: NDArray[Any]) -> Tensor:
+    """Targets [N, ...] as a tensor: whole numbers stay whole."""
+    return torch.from_numpy(targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64))
+
+
+def _map_of_numbers(present: Sequence[str], data: Data, class_names: Sequence[str], classes: int) -> LabelMap:
+    """Of labels that are numbers."""
     if data.label_map and class_names:
-        label_map = LabelMap.of(data, class_names)
-        mapped, unmapped = label_map.classes, frozenset(own) - label_map.classes.keys() - ignored
-        if noisy:
-            ignored |= unmapped
-        else:
-            label_map.check(unmapped)
-    else:
-        mapped = _map_to_numbers(data)
-    classes = np.array([mapped.get(name, number) for name, number in zip(own, present, strict=True)], np.int64)
-    rows = np.flatnonzero(np.array([name not in ignored for name in own], bool)[inverse])
-    return rows, classes[inverse][rows]
+        return LabelMap.of(data, class_names)
+    ignored = frozenset(map(normalise, data.ignore_labels))
+    mapped: dict[str, tuple[int, ...]] = {name: (int(name),) for name in present if name not in ignored}
+    return LabelMap(mapped | _map_to_numbers(data), ignored, [str(number) for number in range(classes)])
 
 
-def _map_to_numbers(data: Data) -> Mapping[str, int]:
+def _map_to_numbers(data: Data) -> dict[str, tuple[int, ...]]:
     if wrong := sorted(name for name in data.label_map.values() if not _DECIMAL.fullmatch(normalise(name))):
         raise LabelsError(
             f"data.label_map leads to '{short(wrong[0])}', but the recipe has no `class_names`; "
             "expected numbers of classes"
         )
-    return {normalise(own): int(name) for own, name in data.label_map.items()}
+    return {normalise(own): (int(name),) for own, name in data.label_map.items()}
 
 
 def _listed(names: Sequence[str], class_names: Sequence[str]) -> str:

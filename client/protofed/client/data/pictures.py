@@ -6,22 +6,25 @@ import hashlib
 import os
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from protofed.client.data.decoding import Pixels, decode_file
 from protofed.client.data.file_entry import digest_content
 from protofed.common.config.tables import Input
+
+if TYPE_CHECKING:  # a process that decodes does without PyTorch
+    from protofed.client.task import Target
 
 
 class Facts(NamedTuple):
     """What a picture itself says beside its pixels. Of a file nothing: its name or a table says it.
 
     Attributes:
-        label: as the source numbers classes.
+        label: as the source numbers classes, or another number, or a row of numbers.
         group: names its patient, or another group that stays together, without saying who it is.
     """
 
-    label: int | None = None
+    label: Target | None = None
     group: str | None = None
 
 

@@ -16,6 +16,8 @@ from protofed.client.data.augmentation import normaliser
 from protofed.client.data.examples import Examples, as_tensor, with_normalised
 from protofed.client.data.image_cache import CachedImages
 from protofed.client.data.site_data import SiteData
+from protofed.client.task import ClientTask
+from protofed.client.tasks.classification import CLASSES
 from protofed.common.config.tables import Input
 from protofed.common.payload import SiteId
 
@@ -108,8 +110,10 @@ class Shared:
         memory: of `Contents.nbytes`; nothing is written to it.
     """
 
-    def __init__(self, contents: Contents, memory: Memory, input_: Input, classes: int) -> None:
-        self._sites, self._input, self._classes = contents.sites, input_, classes
+    def __init__(
+        self, contents: Contents, memory: Memory, input_: Input, classes: int, task: ClientTask = CLASSES
+    ) -> None:
+        self._sites, self._input, self._classes, self._task = contents.sites, input_, classes, task
         self._memory = memory
         self._arrays = [self._opened(entry) for entry in contents.arrays]
         self._examples = [self._made(entry) for entry in contents.examples]
@@ -130,6 +134,7 @@ class Shared:
             local_test=local,
             auxiliary=auxiliary,
             own_test=entry.own_test,
+            task=self._task,
         )
 
     def _opened(self, entry: _ArrayEntry) -> _Array:

@@ -19,6 +19,8 @@ from protofed.client.data.partition import Indices, Labels
 from protofed.client.data.reading import Reading
 from protofed.client.data.site_data import SiteData
 from protofed.client.data.sources import LABELLED_BY_NAME, Column, Source, load
+from protofed.client.task import ClientTask
+from protofed.client.tasks.classification import CLASSES, ClassificationTask
 from protofed.common.config import data as kinds
 from protofed.common.config.data import SOURCES, Data
 from protofed.common.config.tables import Input
@@ -39,6 +41,7 @@ def load_sites(
     reading: Reading = _READING,
     *,
     noisy: bool = False,
+    task: ClientTask = CLASSES,
 ) -> list[SiteData]:
     """All sites of a simulation, on the CPU; they are views of one source, and share its test set.
 
@@ -53,11 +56,13 @@ def load_sites(
         class_names: the run's class names; files need them, empty if the run has none.
         reading: of image files.
         noisy: the run has `[plan.dp]`: as of `sources.load`.
+        task: what the labels are targets of.
 
     Raises:
         DataError: the source cannot be used, or not partitioned as `data` says.
     """
-    return _sites(load(data, input_, class_names, reading, noisy=noisy), data, input_, classes)
+    source = load(data, input_, class_names, reading, noisy=noisy, task=task, classes=classes)
+    return _sites(source, data, input_, classes, task)
 
 
 def load_simulation(
@@ -68,10 +73,11 @@ def load_simulation(
     reading: Reading = _READING,
     *,
     noisy: bool = False,
+    task: ClientTask = CLASSES,
 ) -> tuple[list[SiteData], SiteData]:
     """`load_sites` and `load_test` of one source, which is loaded once."""
-    source = load(data, input_, class_names, reading, noisy=noisy)
-    return _sites(source, data, input_, classes), _test(source, data, input_, classes)
+    source = load(data, input_, class_names, reading, noisy=noisy, task=task, classes=classes)
+    return _sites(source, data, input_, classes, task), _test(source, data, input_, classes, task)
 
 
 def load_site(
@@ -83,6 +89,7 @@ def load_site(
     reading: Reading = _READING,
     *,
     noisy: bool = False,
+    task: ClientTask = CLASSES,
 ) -> SiteData:
     """The data of one site's daemon: the `index`-th of `load_sites`, from 0; a whole source if it is not partitioned.
 
@@ -91,13 +98,14 @@ def load_site(
     """
     if noisy:
         _check_by_unit(data)
-    source, auxiliary = _for_sites(load(data, input_, class_names, reading, noisy=noisy), data, classes)
-    cut = _cut(source, data)
+    source = load(data, input_, class_names, reading, noisy=noisy, task=task, classes=classes)
+    source, auxiliary = _for_sites(source, data, classes, task)
+    cut = _cut(source, data, task)
     if isinstance(data.partition, kinds.Whole):
         index = 0
     if not 0 <= index < len(cut.train):
         raise DataError(f"partition_index {index} of {len(cut.train)}: expected 0 to {len(cut.train) - 1}")
-    return replace(_site(source, cut, index, input_, classes), auxiliary=auxiliary).compact()
+    return replace(_site(source, cut, index, input_, classes, task), auxiliary=auxiliary).compact()
 
 
 def load_test(
@@ -108,6 +116,7 @@ def load_test(
     reading: Reading = _READING,
     *,
     noisy: bool = False,
+    task: ClientTask = CLASSES,
 ) -> SiteData:
     """An evaluator's data, without training examples: a test set, and the auxiliary images, if there are some.
 
@@ -116,22 +125,23 @@ def load_test(
     Raises:
         DataError: the source cannot be used; without a test set, as `load_sites`.
     """
-    return _test(load(data, input_, class_names, reading, noisy=noisy), data, input_, classes).compact()
+    source = load(data, input_, class_names, reading, noisy=noisy, task=task, classes=classes)
+    return _test(source, data, input_, classes, task).compact()
 
 
-def _sites(source: Source, data: Data, input_: Input, classes: int) -> list[SiteData]:
-    source, _ = _for_sites(source, data, classes)
-    cut = _cut(source, data)
-    return [_site(source, cut, index, input_, classes) for index in range(len(cut.train))]
+def _sites(source: Source, data: Data, input_: Input, classes: int, task: ClientTask) -> list[SiteData]:
+    source, _ = _for_sites(source, data, classes, task)
+    cut = _cut(source, data, task)
+    return [_site(source, cut, index, input_, classes, task) for index in range(len(cut.train))]
 
 
-def _test(source: Source, data: Data, input_: Input, classes: int) -> SiteData:
+def _test(source: Source, data: Data, input_: Input, classes: int, task: ClientTask) -> SiteData:
     if len(source.test) or data.local_test_fraction is None:
         _, auxiliary = _set_apart(source, data, classes)
-        return SiteData.for_scoring(source.test, input_, classes, auxiliary)
-    source, auxiliary = _for_sites(source, data, classes)
-    cut = _cut(source, data)
-    return SiteData.for_scoring(_rows(cut.pool, np.concatenate(cut.local)), input_, classes, auxiliary)
+        return SiteData.for_scoring(source.test, input_, classes, auxiliary, task)
+    source, auxiliary = _for_sites(source, data, classes, task)
+    cut = _cut(source, data, task)
+    return SiteData.for_scoring(_rows(cut.pool, np.concatenate(cut.local)), input_, classes, auxiliary, task)
 
 
 def _check_by_unit(data: Data) -> None:
@@ -173,7 +183,7 @@ class _Cut:
     local: list[Indices]
 
 
-def _for_sites(source: Source, data: Data, classes: int) -> tuple[Source, Examples | None]:
+def _for_sites(source: Source, data: Data, classes: int, task: ClientTask) -> tuple[Source, Examples | None]:
     """What is partitioned: the source with its long tail; and the auxiliary images, which it is without.
 
     Labels are checked here, once for all sites.
@@ -181,9 +191,12 @@ def _for_sites(source: Source, data: Data, classes: int) -> tuple[Source, Exampl
     if not len(source.train):
         raise DataError("there are no training examples; expected at least one")
     if source.units is not None:
-        source = _within(source, classes)
+        source = _within(source, classes, task)
     for examples in (source.train, source.test):
-        check_labels(examples, classes)
+        check_labels(examples, task, classes)
+    if not isinstance(task, ClassificationTask) and (data.long_tail or data.auxiliary_per_class):
+        key = "long_tail" if data.long_tail else "auxiliary_per_class"
+        raise DataError(f"data.{key} chooses images by their class, and the run's task is no classification; remove it")
     source, auxiliary = _set_apart(source, data, classes)
     if data.long_tail is None:
         return source, auxiliary
@@ -191,10 +204,10 @@ def _for_sites(source: Source, data: Data, classes: int) -> tuple[Source, Exampl
     return _trained_on(source, partition.long_tail(_labels(source.train), data.long_tail, rng)), auxiliary
 
 
-def _within(source: Source, classes: int) -> Source:
-    """The source without examples whose labels are no class of the run: with noise none may have it refused."""
+def _within(source: Source, classes: int, task: ClientTask) -> Source:
+    """The source without examples whose labels are no targets of the run: with noise none may have it refused."""
     train, test = (
-        np.flatnonzero((labels >= 0) & (labels < classes)) for labels in map(_labels, (source.train, source.test))
+        np.flatnonzero(task.valid(examples.labels, classes).numpy()) for examples in (source.train, source.test)
     )
     column = source.test_site_column
     narrowed = replace(source, test=_rows(source.test, test), test_site_column=None if column is None else column[test])
@@ -216,16 +229,17 @@ def _trained_on(source: Source, rows: Indices) -> Source:
     return replace(source, train=_rows(source.train, rows), site_column=site, group_column=group, units=units)
 
 
-def _cut(source: Source, data: Data) -> _Cut:
-    rng = np.random.RandomState(data.seed)
-    sites = _partition(source, data.partition, rng)
+def _cut(source: Source, data: Data, task: ClientTask) -> _Cut:
+    rng, labels = np.random.RandomState(data.seed), _strata(source.train, task)
+    sites = _partition(source, labels, data.partition, rng)
     if source.group_column is not None:
         _check_groups(source, sites, data.partition)
     if data.local_test_fraction is not None:
-        train, local = _held_out(source, sites, data, data.local_test_fraction, rng)
+        train, local = _held_out(source, labels, sites, data, data.local_test_fraction, rng)
         return _Cut(train, source.train, local)
     if data.local_test is not None:
-        local = partition.by_class(_labels(source.train), sites, _labels(source.test), rng)
+        both = task.strata(torch.cat((source.train.labels, source.test.labels))).numpy()
+        local = partition.by_class(both[: len(labels)], sites, both[len(labels) :], rng)
         return _Cut(sites, source.test, local)
     if isinstance(data.partition, kinds.ColumnPartition) and source.test_site_column is not None:
         # A test set that was held out by class may have nothing of a small site.
@@ -250,7 +264,7 @@ def _check_groups(source: Source, sites: list[Indices], how: kinds.Partition) ->
 
 
 def _held_out(
-    source: Source, sites: list[Indices], data: Data, fraction: float, rng: np.random.RandomState
+    source: Source, labels: Labels, sites: list[Indices], data: Data, fraction: float, rng: np.random.RandomState
 ) -> tuple[list[Indices], list[Indices]]:
     """Sites that share out one source hold out as the released codes do, sites with images of their own by class.
 
@@ -260,13 +274,12 @@ def _held_out(
         out = held_out(source.units, fraction, data.seed, "local test")
         return [np.sort(site[~out[site]]) for site in sites], [np.sort(site[out[site]]) for site in sites]
     if isinstance(data.partition, kinds.Whole | kinds.ColumnPartition):
-        return hold_out_each(_labels(source.train), source.group_column, sites, fraction, rng)
+        return hold_out_each(labels, source.group_column, sites, fraction, rng)
     return partition.hold_out(sites, fraction, rng)
 
 
-def _partition(source: Source, how: kinds.Partition, rng: np.random.RandomState) -> list[Indices]:
-    """Each site's indices into the source's training examples."""
-    labels = _labels(source.train)
+def _partition(source: Source, labels: Labels, how: kinds.Partition, rng: np.random.RandomState) -> list[Indices]:
+    """Each site's indices into the source's training examples, by their strata [N]."""
     match how:
         case kinds.Whole():
             return [np.arange(len(labels))]
@@ -321,7 +334,7 @@ def _own_rows(column: Column, test_column: Column, *, may_lack: bool) -> list[In
     return rows
 
 
-def _site(source: Source, cut: _Cut, index: int, input_: Input, classes: int) -> SiteData:
+def _site(source: Source, cut: _Cut, index: int, input_: Input, classes: int, task: ClientTask) -> SiteData:
     train = _rows(source.train, cut.train[index])
     if source.group_column is not None:
         _, units = np.unique(source.group_column[np.sort(cut.train[index])], return_inverse=True)
@@ -331,11 +344,15 @@ def _site(source: Source, cut: _Cut, index: int, input_: Input, classes: int) ->
     if local is None and not len(source.test) and not noisy:
         raise no_test_set()
     own_test = noisy and (source.drawn or not len(source.test))
-    return SiteData(train, source.test, input_, classes, local_test=local, own_test=own_test)
+    return SiteData(train, source.test, input_, classes, local_test=local, own_test=own_test, task=task)
 
 
 def _labels(examples: Examples) -> Labels:
     return examples.labels.numpy()
+
+
+def _strata(examples: Examples, task: ClientTask) -> Labels:
+    return task.strata(examples.labels).numpy()
 
 
 def _rows(examples: Examples, rows: Indices) -> Examples:

@@ -24,11 +24,13 @@ from protofed.client.data.examples import (
     total_bytes,
 )
 from protofed.client.device import page_locked
+from protofed.client.task import ClientTask
+from protofed.client.tasks.classification import CLASSES
 from protofed.common.config.recipe import AugmentationSetting, Sampling
 from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
 
-Batch: TypeAlias = tuple[Tensor, Tensor]  # [B, channels, H, W] normalised float32, [B] int64, on the site's device
+Batch: TypeAlias = tuple[Tensor, Tensor]  # [B, channels, H, W] normalised float32, targets [B, ...], on its device
 
 CPU = torch.device("cpu")
 READERS = 2  # threads that read batches ahead
@@ -44,7 +46,8 @@ class SiteData:
         test: the common test set, for all sites' models; empty only if there is a `local_test` and no common one, or
             none could be held out of a site's own images in a run with noise.
         input: shape and normalisation of the run's images.
-        classes: C of the run, over all sites.
+        classes: C of the run, over all sites; of another task, the model's outputs.
+        task: what the labels are targets of.
         device: where batches are made.
         scores_only: an evaluator's data, without training examples.
         local_test: a test set of the site's own class distribution, for its own model; None or not empty.
@@ -64,6 +67,7 @@ class SiteData:
     local_test: Examples | None = None
     auxiliary: Examples | None = None
     own_test: bool = False
+    task: ClientTask = CLASSES
 
     def __post_init__(self) -> None:
         for name, examples, may_be_empty in (
@@ -77,12 +81,20 @@ class SiteData:
             if not len(examples) and not may_be_empty:
                 raise DataError(f"there are no {name} examples; expected at least one")
             check_shape(examples, self.input)
-            check_labels(examples, self.classes)
+            check_labels(examples, self.task, self.classes)
 
     @classmethod
-    def for_scoring(cls, test: Examples, input_: Input, classes: int, auxiliary: Examples | None = None) -> SiteData:
+    def for_scoring(
+        cls,
+        test: Examples,
+        input_: Input,
+        classes: int,
+        auxiliary: Examples | None = None,
+        task: ClientTask = CLASSES,
+    ) -> SiteData:
         """The data of an evaluator: a test set, and what it may refine models on."""
-        return cls(no_examples(input_), test, input_, classes, scores_only=True, auxiliary=auxiliary)
+        none = no_examples(input_, test.labels)
+        return cls(none, test, input_, classes, scores_only=True, auxiliary=auxiliary, task=task)
 
     def for_refining(self) -> SiteData:
         """Data with the auxiliary images alone: a method sees neither the site's own nor a test set.
@@ -95,7 +107,7 @@ class SiteData:
                 "there are no auxiliary images to refine a model on. Set data.auxiliary_per_class in this site's "
                 "settings, for public images only"
             )
-        return SiteData(self.auxiliary, self.auxiliary, self.input, self.classes, self.device)
+        return SiteData(self.auxiliary, self.auxiliary, self.input, self.classes, self.device, task=self.task)
 
     def placed(self, device: torch.device) -> SiteData:
         """The same data for training on `device`: moved there if it fits, else batch by batch from where it is.
@@ -126,8 +138,7 @@ class SiteData:
         """
 
         def drawn() -> tuple[Examples, Examples]:
-            labels = self.train.labels.cpu()
-            mask = stratified_share(labels, fraction)
+            mask = stratified_share(self.task.strata(self.train.labels.cpu()), fraction)
             return self.train.take((~mask).nonzero().flatten()), self.train.take(mask.nonzero().flatten())
 
         train, held_out = self.train.once(("held out", fraction), drawn)
@@ -242,9 +253,10 @@ class SiteData:
         Args:
             test: `test` or `local_test`; None: none could be held out.
         """
-        own = torch.ones(self.classes) if self.scores_only else self.label_frequencies().cpu()
-        tested = no_examples(self.input).labels if test is None else test.labels.cpu()
-        return torch.nonzero((own > 0) & (tested.bincount(minlength=self.classes) == 0)).flatten().tolist()
+        counts = partial(self.task.counts, classes=self.classes)
+        own = torch.ones(self.classes) if self.scores_only else counts(self.train.labels.cpu())
+        tested = torch.zeros(self.classes) if test is None else counts(test.labels.cpu())
+        return torch.nonzero((own > 0) & (tested == 0)).flatten().tolist()
 
     def _plain(self, order: Tensor, size: int) -> Iterator[Batch]:
         finish = self._finisher(self.train)
@@ -291,7 +303,9 @@ class SiteData:
         if self._at_hand(examples):
             return select(examples.images if raw else self._array(examples), rows), select(examples.labels, part)
         images = examples.read(rows, page_locked((len(rows), *examples.images.shape[1:]), examples.images.dtype))
-        labels = select(examples.labels, part, page_locked(part.shape, torch.int64))
+        labels = select(
+            examples.labels, part, page_locked((len(part), *examples.labels.shape[1:]), examples.labels.dtype)
+        )
         return self._moved(images), self._moved(labels)
 
     def _at_hand(self, examples: Examples) -> bool:

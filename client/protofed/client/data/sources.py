@@ -18,16 +18,18 @@ from pydantic import ValidationError
 from protofed.client.data import arrays, dicomweb, image_files
 from protofed.client.data.decoding import open_image, silence_decoders
 from protofed.client.data.examples import Examples, check_shape, join
-from protofed.client.data.file_entry import TooManyUnreadableError, UnreadableImageError
+from protofed.client.data.file_entry import TooManyUnreadableError, UnreadableImageError, normalise
 from protofed.client.data.hold_out import Units, check_apart, units_of_contents, units_of_files, units_of_groups
 from protofed.client.data.image_cache import ImageCache
 from protofed.client.data.image_files import IndexedFile, Scan, as_picture, scan
-from protofed.client.data.labels import normalise
+from protofed.client.data.labels import as_targets
 from protofed.client.data.partition import Indices
 from protofed.client.data.pictures import FilePicture
 from protofed.client.data.reading import ReadImages, Reading, image_cache_for, read_images
 from protofed.client.data.split import BALANCED, DataSplit, draw_test_rows, draw_validation, refuse_test_fraction
 from protofed.client.data.split import Column as Column
+from protofed.client.task import ClientTask
+from protofed.client.tasks.classification import CLASSES
 from protofed.common.config.data import ColumnPartition, Data
 from protofed.common.config.tables import MAX_IMAGE_VALUES, Input
 from protofed.common.errors import DataError, short
@@ -38,7 +40,13 @@ log = structlog.get_logger()
 
 
 def read_files(
-    data: Data, input_: Input, class_names: Sequence[str], reading: Reading, *, noisy: bool = False
+    data: Data,
+    input_: Input,
+    class_names: Sequence[str],
+    reading: Reading,
+    *,
+    noisy: bool = False,
+    task: ClientTask = CLASSES,
 ) -> tuple[DataSplit, DataSplit]:
     """Read a source labelled by names as training and test examples; files of the split val are left out.
 
@@ -46,13 +54,13 @@ def read_files(
     moves no other file between the sets.
 
     Args:
-        noisy: as of `sources.load`.
+        noisy, task: as of `sources.load`.
 
     Raises:
         DataError: as `scan` and, but for noise, `Scan.check`; or there are no images.
         TooManyUnreadableError: more cannot be read than `data.max_unreadable_fraction` allows.
     """
-    files = scan(data, class_names, len(class_names), input_.frames)
+    files = scan(data, class_names, len(class_names), input_.frames, task)
     if files.left_out:
         log.info("deleted files, and files that are no images by their name, are left out", count=len(files.left_out))
     if not noisy:
@@ -61,7 +69,7 @@ def read_files(
     pictures = [as_picture(item) for item in usable]
     cache = image_cache_for(pictures, input_, reading)
     units = _units(usable, cache) if noisy else None
-    train, test = _split_rows(usable, data, units)
+    train, test = _split_rows(usable, data, units, task)
     order = np.concatenate((train, test))
     items = [usable[row] for row in order]
     images = read_images([pictures[row] for row in order], input_, cache)
@@ -78,7 +86,9 @@ def read_files(
     return halves[0], replace(halves[1], drawn=drawn)
 
 
-def _split_rows(items: Sequence[IndexedFile], data: Data, units: Units | None) -> tuple[Indices, Indices]:
+def _split_rows(
+    items: Sequence[IndexedFile], data: Data, units: Units | None, task: ClientTask
+) -> tuple[Indices, Indices]:
     """Indices of the items to train on and to test."""
     train = np.array([row for row, item in enumerate(items) if item.split in (None, "train")], np.int64)
     test = np.array([row for row, item in enumerate(items) if item.split == "test"], np.int64)
@@ -88,7 +98,7 @@ def _split_rows(items: Sequence[IndexedFile], data: Data, units: Units | None) -
     if len(test) or (units is not None and items[0].split is not None):
         refuse_test_fraction(data)
         return train, test
-    labels = np.array([items[row].index for row in train])
+    labels = task.strata(as_targets(np.array([items[row].target for row in train]))).numpy()
     group = np.array([items[row].group for row in train]) if items[train[0]].group is not None else None
     stay, drawn = draw_test_rows(labels, group, data, None if units is None else units[train])
     return train[stay], train[drawn]
@@ -127,7 +137,8 @@ def _check_unreadable(items: Sequence[IndexedFile], reasons: Sequence[str | None
 
 def _examples(items: Sequence[IndexedFile], images: ReadImages, readable: NDArray[np.intp]) -> DataSplit:
     """The split of `items[readable]`, which are views of the images."""
-    labels = torch.tensor([items[row].index for row in readable], dtype=torch.int64)
+    targets = np.array([item.target for item in items])  # of all: where none is readable, dtype and shape are theirs
+    labels = as_targets(targets[readable])
     columns = (
         ([items[row].site for row in readable], items[0].site),
         ([items[row].group for row in readable], items[0].group),
@@ -180,6 +191,8 @@ def load(
     reading: Reading = _READING,
     *,
     noisy: bool = False,
+    task: ClientTask = CLASSES,
+    classes: int | None = None,
 ) -> Source:
     """Load the source that `data` names; `site` adds its long tail and its partition.
 
@@ -190,22 +203,25 @@ def load(
         reading: of image files.
         noisy: the run has `[plan.dp]`: each image, or patient, is held out by itself, and one that cannot be used is
             left out by itself: a refusal would tell of it.
+        task: what the labels are read as.
+        classes: C; None: as many as there are class names.
 
     Raises:
         DataError: the source is missing, unreadable, of another shape than the run's input, or has labels that are no
             class of the run.
     """
     if data.source in LABELLED_BY_NAME:
-        train, test = read_files(data, input_, class_names, reading, noisy=noisy)
+        train, test = read_files(data, input_, class_names, reading, noisy=noisy, task=task)
     else:
-        train, test = _read_arrays(data, input_, class_names, reading, noisy=noisy)
+        of_task = task, len(class_names) if classes is None else classes
+        train, test = _read_arrays(data, input_, class_names, reading, of_task, noisy=noisy)
     for split in (train, test):
         check_shape(split.examples, input_)
     if data.merge_test_into_train:
         return Source.from_splits(_joined(train, test), test.take(np.empty(0, np.int64)))
     train = _apart(train, test, noisy=noisy)
     if data.validation_fraction is not None:
-        train, test = draw_validation(train, data.validation_fraction, data)
+        train, test = draw_validation(train, data.validation_fraction, data, task)
     if isinstance(data.partition, ColumnPartition):
         _check_sites(train, test)
     return Source.from_splits(train, test)
@@ -234,7 +250,7 @@ def infer_input(data: Data, reading: Reading = _READING) -> tuple[Input, int]:
     """
     if data.source in LABELLED_BY_NAME:
         return _first_shape(data), max(2, len(infer_class_names(data)))
-    train, test = _read_arrays(data, None, (), reading)
+    train, test = _read_arrays(data, None, (), reading, (CLASSES, 0))
     examples = train.examples if len(train.examples) else test.examples
     labels = torch.cat((train.examples.labels, test.examples.labels, torch.ones(1, dtype=torch.int64)))
     channels, height, width = examples.images.shape[1:]
@@ -282,16 +298,23 @@ def _first_shape(data: Data) -> Input:
 
 
 def _read_arrays(
-    data: Data, input_: Input | None, class_names: Sequence[str], reading: Reading, *, noisy: bool = False
+    data: Data,
+    input_: Input | None,
+    class_names: Sequence[str],
+    reading: Reading,
+    of_task: tuple[ClientTask, int],
+    *,
+    noisy: bool = False,
 ) -> tuple[DataSplit, DataSplit]:
     """The training and test splits with the run's labels; a missing training split is empty.
 
     Args:
         input_, reading: as of `arrays.read`.
+        of_task: what the labels are read as, and C.
     """
     data = image_files.with_root(data)
     halves = (
-        split and split.relabelled(data, class_names, noisy=noisy)
+        split and split.relabelled(*of_task, data, class_names, noisy=noisy)
         for split in arrays.read(data, input_, reading, noisy=noisy)
     )
     train, test = (split.with_units() if split is not None and noisy else split for split in halves)
@@ -300,7 +323,8 @@ def _read_arrays(
         return train or DataSplit(test.examples.take(torch.empty(0, dtype=torch.int64))), test
     if train is None:
         raise DataError(f"source {data.source} has no images; expected some to train on or to test")
-    train_rows, test_rows = draw_test_rows(train.examples.labels.numpy(), train.group, data, train.units)
+    strata = of_task[0].strata(train.examples.labels).numpy()
+    train_rows, test_rows = draw_test_rows(strata, train.group, data, train.units)
     drawn = replace(train.take(test_rows), drawn=data.source not in BALANCED)
     return (train.take(train_rows) if len(test_rows) else train), drawn
 

@@ -14,6 +14,7 @@ from protofed.client.data.examples import Examples
 from protofed.client.data.hold_out import Units, held_out, hold_out, no_test_set, units_of_digests, units_of_groups
 from protofed.client.data.labels import by_number
 from protofed.client.data.partition import Indices, Labels
+from protofed.client.task import ClientTask
 from protofed.common.config.data import Data
 from protofed.common.errors import DataError
 
@@ -47,20 +48,21 @@ class DataSplit:
         site, group, units = (None if column is None else column[rows] for column in columns)
         return DataSplit(self.examples.take(torch.from_numpy(rows)), site, group, units, self.drawn)
 
-    def relabelled(self, data: Data, class_names: Sequence[str], *, noisy: bool = False) -> DataSplit:
-        """The split with the run's classes in place of the source's numbers, without the labels that are ignored.
+    def relabelled(
+        self, task: ClientTask, classes: int, data: Data, class_names: Sequence[str], *, noisy: bool = False
+    ) -> DataSplit:
+        """The split with the task's targets in place of the source's numbers, without the labels that are ignored.
 
         Args:
+            classes: C.
             noisy: as of `sources.load`.
 
         Raises:
             DataError: as `labels.by_number`.
         """
-        if not data.label_map and not data.ignore_labels:
-            return self
-        rows, classes = by_number(self.examples.labels.numpy(), data, class_names, noisy=noisy)
-        usable = self.take(rows)
-        return replace(usable, examples=replace(usable.examples, labels=torch.from_numpy(classes)))
+        rows, targets = by_number(self.examples.labels.numpy(), task, data, class_names, classes, noisy=noisy)
+        usable = self.take(rows) if len(rows) < len(self.examples) else self
+        return replace(usable, examples=replace(usable.examples, labels=targets))
 
     def with_units(self) -> DataSplit:
         """The split with its units: its groups or, where it has none, its images."""
@@ -79,7 +81,7 @@ def draw_test_rows(
     take half of the training images.
 
     Args:
-        labels: [N].
+        labels: [N]: the task's strata.
         group: [N]; None: no groups.
         units: as of `DataSplit`.
 
@@ -104,7 +106,7 @@ def draw_test_rows(
     return train, test
 
 
-def draw_validation(train: DataSplit, fraction: float, data: Data) -> tuple[DataSplit, DataSplit]:
+def draw_validation(train: DataSplit, fraction: float, data: Data, task: ClientTask) -> tuple[DataSplit, DataSplit]:
     """Divide training examples, by data.seed, into what is trained on and this fraction of each class, to tune by.
 
     A public source of `BALANCED` gives as many of every class as its test set has. Otherwise `hold_out` draws. In a run
@@ -114,7 +116,7 @@ def draw_validation(train: DataSplit, fraction: float, data: Data) -> tuple[Data
         DataError: the validation set would be empty; never in a run with noise.
     """
     rng = np.random.default_rng([data.seed, _VALIDATION_STREAM])
-    labels = train.examples.labels.numpy()
+    labels: Labels = task.strata(train.examples.labels).numpy()
     if data.source in BALANCED:
         remaining, drawn = _balanced(labels, fraction, rng, "validation_fraction")
     elif train.units is not None:

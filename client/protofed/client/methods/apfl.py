@@ -34,7 +34,12 @@ class APFLClient:
     """FedAvg's global model w; beside it a model v of the site's own, and alpha, its share in what the site uses."""
 
     declares: ClassVar[Declaration] = Declaration(
-        personal="loaded", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+        personal="loaded",
+        global_model=True,
+        mixes_classes=False,
+        exchanges=frozenset(),
+        own_losses=frozenset(),
+        tasks="any",
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 

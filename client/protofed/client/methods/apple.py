@@ -40,6 +40,7 @@ class APPLEClient:
         mixes_classes=False,
         exchanges=frozenset(Exchange),
         own_losses=frozenset(),
+        tasks="any",
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 

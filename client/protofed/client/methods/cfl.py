@@ -31,6 +31,7 @@ class CFLClient:
         mixes_classes=False,
         exchanges=frozenset(Exchange),
         own_losses=frozenset(),
+        tasks="any",
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 

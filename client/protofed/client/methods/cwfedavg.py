@@ -40,7 +40,12 @@ class CwFedAvgClient:
     """
 
     declares: ClassVar[Declaration] = Declaration(
-        personal="loaded", global_model=False, mixes_classes=True, exchanges=frozenset(), own_losses=frozenset()
+        personal="loaded",
+        global_model=False,
+        mixes_classes=True,
+        exchanges=frozenset(),
+        own_losses=frozenset(),
+        tasks=frozenset({"classification"}),
     )
 
     wdr: Annotated[float, Field(ge=0)] = 5.0  # lambda; multiplies Omega, as in the paper (released: -wd 10 is 5 here)

@@ -32,7 +32,12 @@ class CwFedAvgPrivateClient:
     """
 
     declares: ClassVar[Declaration] = Declaration(
-        personal="loaded", global_model=False, mixes_classes=True, exchanges=frozenset(), own_losses=frozenset()
+        personal="loaded",
+        global_model=False,
+        mixes_classes=True,
+        exchanges=frozenset(),
+        own_losses=frozenset(),
+        tasks=frozenset({"classification"}),
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.CLASS_PRESENCE})
 

@@ -32,7 +32,12 @@ class DittoClient:
     """FedAvg's global model w, and beside it a model v_k of the site's own that is drawn towards w and never leaves."""
 
     declares: ClassVar[Declaration] = Declaration(
-        personal="loaded", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+        personal="loaded",
+        global_model=True,
+        mixes_classes=False,
+        exchanges=frozenset(),
+        own_losses=frozenset(),
+        tasks="any",
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 

@@ -34,6 +34,7 @@ class FedAMPClient:
         mixes_classes=False,
         exchanges=frozenset(Exchange),
         own_losses=frozenset(),
+        tasks="any",
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 

@@ -34,7 +34,12 @@ class FedAvgClient:
     """E epochs of SGD on the cross-entropy, from the global model."""
 
     declares: ClassVar[Declaration] = Declaration(
-        personal="trained", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+        personal="trained",
+        global_model=True,
+        mixes_classes=False,
+        exchanges=frozenset(),
+        own_losses=frozenset(),
+        tasks="any",
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 

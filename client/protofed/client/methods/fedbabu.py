@@ -32,7 +32,12 @@ class FedBABUClient:
     """The head stays as it was drawn, the same at all sites; the body is trained for it. Sites fine-tune a copy."""
 
     declares: ClassVar[Declaration] = Declaration(
-        personal="trained", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+        personal="trained",
+        global_model=True,
+        mixes_classes=False,
+        exchanges=frozenset(),
+        own_losses=frozenset(),
+        tasks="any",
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY})
 

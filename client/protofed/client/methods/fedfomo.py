@@ -43,6 +43,7 @@ class FedFomoClient:
         mixes_classes=False,
         exchanges=frozenset(Exchange),
         own_losses=frozenset(),
+        tasks="any",
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.CHOICE})
 

@@ -43,6 +43,7 @@ class FEDICClient:
         mixes_classes=False,
         exchanges=frozenset({Exchange.SHARE}),  # with the evaluator
         own_losses=frozenset(),
+        tasks=frozenset({"classification"}),
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 

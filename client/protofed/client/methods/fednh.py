@@ -38,7 +38,12 @@ class FedNHClient:
     """Train the body against fixed prototypes, then send class means; classes that the site lacks are not sent."""
 
     declares: ClassVar[Declaration] = Declaration(
-        personal="trained", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+        personal="trained",
+        global_model=True,
+        mixes_classes=False,
+        exchanges=frozenset(),
+        own_losses=frozenset(),
+        tasks=frozenset({"classification"}),
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.PROTOTYPES})
 

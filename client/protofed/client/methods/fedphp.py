@@ -34,7 +34,12 @@ class FedPHPClient:
     """FedAvg whose sites keep h, a moving average of the models that they trained: it teaches, and it predicts."""
 
     declares: ClassVar[Declaration] = Declaration(
-        personal="loaded", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+        personal="loaded",
+        global_model=True,
+        mixes_classes=False,
+        exchanges=frozenset(),
+        own_losses=frozenset(),
+        tasks=frozenset({"classification"}),
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 

@@ -40,7 +40,12 @@ class FedProcClient:
     """l = alpha l_gpc + (1 - alpha) l_ce with alpha = 1 - t/T: first align features with prototypes, then classify."""
 
     declares: ClassVar[Declaration] = Declaration(
-        personal="trained", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+        personal="trained",
+        global_model=True,
+        mixes_classes=False,
+        exchanges=frozenset(),
+        own_losses=frozenset(),
+        tasks=frozenset({"classification"}),
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.PROTOTYPES})
     compared_by: ClassVar[ComparedBy] = "direction"

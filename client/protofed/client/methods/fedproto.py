@@ -36,7 +36,12 @@ class FedProtoClient:
     """Sites share class prototypes alone: each trains a model of its own towards the global prototypes."""
 
     declares: ClassVar[Declaration] = Declaration(
-        personal="loaded", global_model=False, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+        personal="loaded",
+        global_model=False,
+        mixes_classes=False,
+        exchanges=frozenset(),
+        own_losses=frozenset(),
+        tasks=frozenset({"classification"}),
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.PROTOTYPES})
 

@@ -43,7 +43,12 @@ class FedPRPClient:
     """Train the private head, then the shared body on three losses; send the body and its class prototypes."""
 
     declares: ClassVar[Declaration] = Declaration(
-        personal="trained", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+        personal="trained",
+        global_model=True,
+        mixes_classes=False,
+        exchanges=frozenset(),
+        own_losses=frozenset(),
+        tasks=frozenset({"classification"}),
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.PROTOTYPES})
 

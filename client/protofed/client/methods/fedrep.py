@@ -32,7 +32,12 @@ class FedRepClient:
     """A representation phi of all sites, a head h_i of each: h_i is trained for phi first, and then phi for h_i."""
 
     declares: ClassVar[Declaration] = Declaration(
-        personal="loaded", global_model=False, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+        personal="loaded",
+        global_model=False,
+        mixes_classes=False,
+        exchanges=frozenset(),
+        own_losses=frozenset(),
+        tasks="any",
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY})
 

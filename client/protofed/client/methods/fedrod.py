@@ -37,6 +37,7 @@ class FedRODClient:
         mixes_classes=False,
         exchanges=frozenset(),
         own_losses=frozenset({"balanced-softmax"}),  # of the generic head
+        tasks=frozenset({"classification"}),
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 

@@ -36,6 +36,7 @@ class IFCAClient:
         mixes_classes=False,
         exchanges=frozenset(Exchange),
         own_losses=frozenset(),
+        tasks="any",
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.CHOICE})
 

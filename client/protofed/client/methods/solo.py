@@ -27,7 +27,12 @@ class SoloClient:
     """E epochs of SGD on the cross-entropy, from where the site stopped the last time."""
 
     declares: ClassVar[Declaration] = Declaration(
-        personal="loaded", global_model=False, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+        personal="loaded",
+        global_model=False,
+        mixes_classes=False,
+        exchanges=frozenset(),
+        own_losses=frozenset(),
+        tasks="any",
     )
     sends: ClassVar[frozenset[Part]] = frozenset()
 

@@ -148,18 +148,18 @@ def held(module: nn.Module, tensors: Tensors) -> Callable[[Tensor], Tensor]:
     return compute
 
 
-def choose_start(base: Payload, shares: Tensor) -> Payload:
+def choose_start(base: Payload, shares: Callable[[], Tensor]) -> Payload:
     """The model that a site's fit starts from: the model that was sent, or a mixture, if only class models were sent.
 
     Args:
-        shares: p [C], of the site.
+        shares: gives p [C], of the site; asked for a mixture alone.
 
     Raises:
         CodecError: as `mixture`.
     """
     if Part.CLASS_MODELS not in base or Part.HEAD in base:
         return base
-    return {**base, **mixture(base[Part.CLASS_MODELS], shares)}
+    return {**base, **mixture(base[Part.CLASS_MODELS], shares())}
 
 
 def class_models(base: Payload, classes: int) -> Iterator[Payload]:

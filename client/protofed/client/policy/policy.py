@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from protofed.common.payload import (
     describe,
 )
 from protofed.common.protocol.messages import Manifest, Scores, Telemetry, score_family
+from protofed.common.protocol.scores import ScoreNames
 from protofed.common.secure_aggregation import score_sums
 from protofed.common.secure_aggregation.linear_form import FixedPoint, SumForm, SumLayout
 
@@ -201,6 +202,19 @@ class Policy:
             if (refusal := update_checks.refusal_of_part(rules, part)) is not None:
                 raise PolicyRefusedError(*refusal, part=part)
 
+    def admit_task(self, task: str) -> None:
+        """Check what a run learns from the site's images.
+
+        Args:
+            task: its name.
+
+        Raises:
+            PolicyRefusedError: naming the rule.
+        """
+        if task not in self.rules.tasks:
+            allowed = ", ".join(sorted(self.rules.tasks)) or "none"
+            raise PolicyRefusedError("tasks", f"the task '{task}' is not in this site's policy (tasks: {allowed})")
+
     def admit_noise(self, recipe: Recipe, *, grouped: bool | None = None) -> None:
         """Check that a run has the noise that the site's budget asks for.
 
@@ -322,12 +336,12 @@ class Policy:
         weight = update.weight if rules.example_count and not noisy else None
         return ReleasedVector(layout, replace(update, payload=leaving, metrics={}, weight=weight), _GATE)
 
-    def release_score_sum(self, scores: Scores, names: Sequence[str], *, noisy: bool = False) -> ReleasedVector:
+    def release_score_sum(self, scores: Scores, names: ScoreNames, *, noisy: bool = False) -> ReleasedVector:
         """Release a site's own scores into a secure aggregation, if the policy names them, even if only in
         `aggregated_metrics`.
 
         Args:
-            names: rows of the sum; some may not be the site's own.
+            names: those of the run, of which the sum has rows.
             noisy: the run has `[plan.dp]`: scores have no noise, so none is aggregated.
         """
         rules, private = self.rules, noisy or self.rules.dp is not None

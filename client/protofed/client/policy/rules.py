@@ -17,6 +17,7 @@ from protofed.common.config.tables import MAX_NUMBER, StrictModel
 from protofed.common.config.transforms import FAMILIES, check_allowed_names
 from protofed.common.payload import Exchange, Part
 from protofed.common.protocol.messages import MAX_SECURE_SITES, Role, Telemetry, score_family
+from protofed.common.tasks import CLASSIFICATION
 
 GLOBAL, PERSONAL, LOSS, TRAINING, LOCAL = "global.", "personal.", "loss", "train.", ".local."
 
@@ -187,6 +188,7 @@ class PolicyRules(StrictModel):
     """Lists of names are complete: there is no "all", and an empty one allows nothing."""
 
     methods: frozenset[str]  # names of the methods that runs may use
+    tasks: frozenset[str] = frozenset({CLASSIFICATION})  # what runs may learn, by the names of tasks
     parts: frozenset[Part]  # parts of updates that may be sent
     exchange: frozenset[Exchange] = frozenset()  # models of single sites: "receive" those of others, "share" its own
     metrics: frozenset[str] = frozenset()  # scores that may be sent, by their family; own ones tell label counts

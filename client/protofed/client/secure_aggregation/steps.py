@@ -30,7 +30,6 @@ from protofed.common.protocol.messages import (
     TaskKind,
     Verdict,
 )
-from protofed.common.protocol.scores import ScoreNames
 from protofed.common.secure_aggregation import score_sums
 from protofed.common.secure_aggregation.keys import SumContext, Vector
 from protofed.common.secure_aggregation.linear_form import POINT, SumLayout, read_form
@@ -113,7 +112,7 @@ class SumSteps:
         with _refusals():
             membership, context = self._membership(), self._context(run, task, task.base_digest)
             membership.sessions.wipe_before(task.run, task.round, task.attempt, SumOf.SCORES)
-            names = _score_names(run)
+            names = run.recipe.score_names()
             layout = score_sums.lay_out_scores(names)
             session = steps.started(context, layout, self._site.name, membership.identity, membership.endorsement())
             session = replace(session, scores=score_sums.summable(names, self._aggregated_scores(run, task, scores)))
@@ -252,7 +251,7 @@ class SumSteps:
 
     def _released_vector(self, run: PreparedRun, session: Session, task: Task) -> ReleasedVector:
         if session.sum_of is SumOf.SCORES:
-            return self._site.policy.release_score_sum(session.scores, _score_names(run), noisy=run.noisy)
+            return self._site.policy.release_score_sum(session.scores, run.recipe.score_names(), noisy=run.noisy)
         fitted, update = self.staged(task)
         if fitted.base_digest != session.base:
             # All others may have been sent one that teaches them nothing: the sum would be this site's update alone.
@@ -268,9 +267,10 @@ class SumSteps:
         server does not tell this site.
         """
         if session.sum_of is SumOf.SCORES and Vector.VALUES not in session.sent:
-            names = _score_names(run)
+            names = run.recipe.score_names()
             rows = (flags if classes is None else flags * classes).nonzero()[0]
-            sent = [names[row] for row in rows if score_sums.is_score(names[row], session.scores[names[row]])]
+            leaving_rows = [score_sums.list_scores(names)[row] for row in rows]
+            sent = [name for name in leaving_rows if score_sums.is_score(names, name, session.scores[name])]
             leaving: list[Fact] = [*sent]
             self._membership().record("masked", {**_identify(session), "scores": leaving})
             log.info("own scores leave in a sum", run=session.run, round=session.round, scores=leaving)
@@ -325,10 +325,6 @@ def _check_aggregated(site: Site, run: PreparedRun, task: Task) -> None:
         raise TaskFailedError(
             FailureReason.REFUSED, f"the server sent a {task.kind} task, which this run or this version does not have"
         )
-
-
-def _score_names(run: PreparedRun) -> tuple[str, ...]:
-    return score_sums.list_scores(ScoreNames(run.recipe.classes, run.recipe.evaluation.switched_on))
 
 
 def _fewest(run: PreparedRun, session: Session) -> int:

@@ -25,13 +25,13 @@ IGNORED = -100  # a target that `cross_entropy` counts as nothing
 
 
 def supervised(local: FitContext, logits: Tensor, labels: Tensor) -> Tensor:
-    """The plan's loss of class logits [B, C] for labels [B]: where a method's paper has the cross-entropy.
+    """The task's loss of outputs [B, C] for targets [B, ...]: where a method's paper has the cross-entropy.
 
-    Class frequencies are those of the site's training labels, and stay there.
+    Of classes, the plan may choose another. Class frequencies are those of the site's training labels, and stay there.
     """
     match local.plan.loss:
         case "cross-entropy":
-            return cross_entropy(logits, labels)
+            return local.data.task.loss(logits, labels)
         case "balanced-softmax":
             return balanced_softmax(logits, labels, local.data.label_frequencies())
         case "logit-adjustment":

@@ -23,8 +23,9 @@ from protofed.common.deprecated import rename_json, rename_keys
 from protofed.common.errors import ConfigError
 from protofed.common.ids import Id
 from protofed.common.protocol.messages import LONGEST_S, MAX_BYTES, MAX_SECURE_SITES, MIN_SECURE_SITES, Role
-from protofed.common.protocol.scores import ScoreNames
+from protofed.common.protocol.scores import ScoreNames, list_families
 from protofed.common.secure_aggregation.linear_form import POINT, FixedPoint
+from protofed.common.tasks import CLASSIFICATION, build_task, tasks
 
 # that `client.models.catalogue` registers, for processes without torch
 MODELS = ("conv2cifar", "digits-cnn", "fedavg-cnn", "mlp", "resnet18", "resnet50", "simple-cnn")
@@ -90,7 +91,9 @@ class Plan(StrictModel):
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 1  # passes over the site's examples in each round
     batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 64  # examples in a batch, over all ranks
     drop_last: bool = False  # leave out an epoch's last, smaller batch
-    loss: LocalLoss = "cross-entropy"  # loss of class logits; the others correct for the site's class frequencies pi
+    loss: LocalLoss = (
+        "cross-entropy"  # the task's own loss; of classes, the others correct for the site's frequencies pi
+    )
     tau: Annotated[float, Field(gt=0, le=1000)] = 1.0  # logit-adjustment: cross-entropy of logits + tau log pi
     sampling: Sampling = "shuffled"  # class-balanced: each of the site's classes equally often, with replacement
     optimizer: OptimizerName = "sgd"  # without state from earlier rounds
@@ -242,8 +245,8 @@ class Federation(StrictModel):
     patience: Annotated[int, Field(ge=1, le=MAX_ROUNDS)] | None = (
         None  # end the run after so many scored rounds without a better one
     )
-    min_improvement: Annotated[float, Field(ge=0, le=1)] = (
-        0.0  # least gain of that score for a round to count as better
+    min_improvement: Annotated[float, Field(ge=0, le=20_000)] = (
+        0.0  # by how much that score must improve for a round to count as better
     )
     score_deadline_s: Seconds = 600.0  # then the round continues without the missing scores
     heartbeat_s: Annotated[float, Field(ge=0.001, le=3600)] = (
@@ -304,6 +307,13 @@ def _no_sum(rules: Federation) -> str:
     return ""
 
 
+SPECIFICITY = 0.9
+
+
+# Keys of [evaluation] that say nothing of other tasks than classification.
+_OF_CLASSES = ("frequency_groups", "probabilities", "clinical", "class_order")
+
+
 class Evaluation(StrictModel):
     """Scores in addition to those that every run has."""
 
@@ -314,6 +324,12 @@ class Evaluation(StrictModel):
     personal_test_images: Annotated[int, Field(ge=2)] | None = (
         None  # images of the shared test set for scores of sites' own models: a stratified sample; None: all
     )
+    clinical: Annotated[bool, Field(exclude_if=lambda on: not on)] = (
+        False  # of classes: area under the ROC curve, average precision and sensitivity of each, and the Brier score
+    )
+    specificity: Annotated[float, Field(gt=0, lt=1, exclude_if=lambda share: share == SPECIFICITY)] = (
+        SPECIFICITY  # least specificity at which sensitivity is taken
+    )
     class_order: Order = ()  # the classes from the most frequent to the rarest; empty: 0, 1, 2, … as a long tail
 
     @property
@@ -322,14 +338,19 @@ class Evaluation(StrictModel):
         return frozenset(key for key, value in self if value is True)
 
 
+CLASSES = NamedOptions(name=CLASSIFICATION)
+
+
 class Recipe(StrictModel):
     """One run: all that a server, its sites or a simulation need to carry it out."""
 
     name: Id  # name of the run, unique at its server
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0  # seed of the model, the batches and the choice of sites
     rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)]  # rounds after the one that makes the first model
-    classes: Annotated[int, Field(ge=2, le=MAX_CLASSES)]  # number of classes
-    class_names: Annotated[tuple[ClassName, ...], Field(max_length=MAX_CLASSES)] = ()  # the classes by name
+    # Left out at its default: recipes without it keep the digests that they had before the key came.
+    task: Annotated[NamedOptions, Field(exclude_if=lambda task: task == CLASSES)] = CLASSES  # what a model learns
+    classes: Annotated[int, Field(ge=1, le=MAX_CLASSES)]  # number of classes, or findings; 1 for a number
+    class_names: Annotated[tuple[ClassName, ...], Field(max_length=MAX_CLASSES)] = ()  # the classes or findings by name
     input: Input  # shape and values that images are converted to
     method: NamedOptions  # how sites train and the server aggregates
     model: Model  # what is trained
@@ -342,6 +363,21 @@ class Recipe(StrictModel):
     def _class_names(self) -> Recipe:
         if self.class_names and (len(self.class_names), len(set(self.class_names))) != (self.classes, self.classes):
             raise ValueError(f"class_names: expected one name for each of {self.classes} classes, all different")
+        return self
+
+    @model_validator(mode="after")
+    def _learnable(self) -> Recipe:
+        """A plug-in's task is checked by who may load it: `check_task`."""
+        if self.task.name in set(tasks):
+            try:
+                self.check_task()
+            except ConfigError as error:
+                raise ValueError(str(error)) from error
+        if self.task.name != CLASSIFICATION:
+            for table, keys in (("plan", ("loss", "sampling", "tau")), ("evaluation", _OF_CLASSES)):
+                given, fields = getattr(self, table), type(getattr(self, table)).model_fields
+                if unused := [key for key in keys if getattr(given, key) != fields[key].default]:
+                    raise ValueError(f'{table}.{unused[0]} is for task.name = "{CLASSIFICATION}"; remove it')
         return self
 
     @model_validator(mode="after")
@@ -417,7 +453,8 @@ class Recipe(StrictModel):
         rules, roles = self.federation, set(Role)
         if rules.best_by is not None:
             try:
-                roles = {ScoreNames(self.classes, self.evaluation.switched_on).judges(rules.best_by).role}
+                if self.task.name in set(tasks):
+                    roles = {self.score_names().judges(rules.best_by).role}
             except ValueError as error:
                 raise ValueError(f"federation.best_by = {error}") from error
         if rules.patience is None and rules.min_improvement:
@@ -428,6 +465,18 @@ class Recipe(StrictModel):
             key = "score_personal_every" if roles == {Role.TRAINER} else "score_every"
             raise ValueError(f"federation.patience needs scores during the run: set federation.{key} to 1 or more")
         return self
+
+    def check_task(self) -> None:
+        """Check that the task can be learnt with these options and so many outputs.
+
+        Raises:
+            ConfigError: it cannot, or is a plug-in's that this process may not load.
+        """
+        build_task(self.task).check(self.classes)
+
+    def score_names(self) -> ScoreNames:
+        """The scores that the run can have; errors as of `check_task`."""
+        return ScoreNames(self.classes, list_families(build_task(self.task).scores()), self.evaluation.switched_on)
 
     def wire(self) -> str:
         """As JSON, for sites: without `data`, which is a simulation's and names paths."""
@@ -446,9 +495,9 @@ class Recipe(StrictModel):
 
     @property
     def names(self) -> frozenset[str]:
-        """All names of methods, models, transforms and data in it; some may be plug-ins; `simulate` allows them."""
+        """All names of its task, method, model, transforms and data; some may be plug-ins; `simulate` allows them."""
         data = () if self.data is None else (self.data.source, self.data.partition.kind)
-        return frozenset({self.method.name, self.model.name, *self.transforms, *data})
+        return frozenset({self.task.name, self.method.name, self.model.name, *self.transforms, *data})
 
     def fingerprint(self) -> Digest:
         """A digest that is equal for equal runs: a restarted server continues a run only with the same recipe."""

@@ -1,7 +1,8 @@
 """The closed list of numbers that sites may report: their names, who reports them, and the range of each.
 
-Sites name their scores by it, and policies choose from it. The server refuses whatever is not in it. A name that nobody
-computes, or a value that no model can have, must reach no table, report or alert.
+A run's task says which scores there are (`common.tasks`). Sites name their scores by this list, and policies choose
+from it. The server refuses whatever is not in it. A name that nobody computes, or a value that no model can have, must
+reach no table, report or alert.
 
 `Spread` is a score over sites: mean, standard deviation and worst.
 """
@@ -10,17 +11,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import Any, Literal
 
 from protofed.common.errors import nearest, short
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import Role, Scores
+from protofed.common.protocol.messages import Role, Scores, score_family
 
 BINS = 15  # of the calibration error and the reliability diagram, as in Guo et al., ICML 2017
-SCORES = ("accuracy", "balanced_accuracy", "recall", "auroc", "ece", "many", "medium", "few", "groups")
 # By the prefix of a score, the role that takes it. The scores of the global model on the shared test set are the
 # federation's headline: evaluators take them, and nobody else.
 TESTS = {
@@ -30,10 +30,10 @@ TESTS = {
     "personal.local": Role.TRAINER,
 }
 MAJORITY = "global.majority"  # accuracy of always saying the test set's most common class: no model's own
-RELIABILITY = frozenset(f"global.reliability.{name}" for name in ("accuracy", "confidence", "share"))
-ONE = 1 + 1e-6  # the largest score: sums in float32 may exceed 1 by their rounding
+RELIABILITY = tuple(f"reliability.{name}" for name in ("accuracy", "confidence", "share"))
+ROUNDING = 1e-6  # of a score, as a share of its range: sums in float32 may exceed it by so much
 # The first of these that a run has judges its rounds, if its recipe names none. Balanced accuracy first: where classes
-# are skewed, the largest accuracy may be that of a model that knows the common class alone.
+# are skewed, the largest accuracy may be that of a model that knows the common class alone. Then those of other tasks.
 JUDGED_BY = (
     "global.balanced_accuracy",
     "global.accuracy",
@@ -42,7 +42,14 @@ JUDGED_BY = (
     "personal.balanced_accuracy",
     "personal.accuracy",
     "global.local.accuracy",
+    *(
+        f"{test}.{score}"
+        for score in ("auroc", "mae")
+        for test in ("global", "personal.local", "personal", "global.local")
+    ),
 )
+_LOWER = frozenset({"ece", "loss", "brier", "mae"})  # scores of which lower values are better
+_UNRANKED = frozenset({"majority", "ece", "bias", "agreement_low", "agreement_high"})  # that judge no model alone
 LOSS = "loss"
 MAX_LOSS = 1e9  # a loss of training; a model that gives more has diverged
 OWN_METRIC = re.compile(r"train\.[a-z][a-z0-9_]{0,31}")  # a number that a plug-in's method reports of its training
@@ -50,33 +57,47 @@ MAX_OWN_METRICS, MAX_OWN_METRIC = 16, 1e9  # of one update, and the largest abso
 _INDEX = re.compile(r"0|[1-9][0-9]{0,5}")  # one spelling for each number, ASCII digits only
 
 Indexed = Literal["none", "class", "bin"]
-Needs = Literal["", "frequency_groups", "probabilities"]  # the key of [evaluation] without which nobody has the score
+Needs = Literal["", "frequency_groups", "probabilities", "clinical"]
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """A score that a task takes of each model, on each test set.
+
+    Attributes:
+        name: without the test set, as `recall`.
+        indexed: `class`: one for each output of the model, as `recall.3`; `bin`: one for each bin of the confidence.
+        needs: the key of `[evaluation]` without which nobody has it; empty: every run of the task has it.
+        low, high: the least and the largest value.
+        tests: where it is taken, of `TESTS`.
+    """
+
+    name: str
+    indexed: Indexed = "none"
+    needs: Needs = ""
+    low: float = 0.0
+    high: float = 1.0
+    tests: tuple[str, ...] = tuple(TESTS)
 
 
 @dataclass(frozen=True)
 class ScoreFamily:
-    """Scores of one name but for the number at its end; all of them are shares, from 0 to 1."""
+    """Scores of one name but for the number at its end, on one test set."""
 
     role: Role
-    indexed: Indexed = "none"
-    needs: Needs = ""
+    indexed: Indexed
+    needs: Needs
+    low: float
+    high: float
 
 
-def _families() -> Iterator[tuple[str, ScoreFamily]]:
-    groups, probabilities = ("many", "medium", "few", "groups"), ("auroc", "ece")
-    for test, role in TESTS.items():
-        for score in SCORES:
-            needs: Needs = "frequency_groups" if score in groups else "probabilities" if score in probabilities else ""
-            yield f"{test}.{score}", ScoreFamily(role, "class" if score == "recall" else "none", needs)
-    for name in ("personal.pm_v", "personal.pm_l"):
-        yield name, ScoreFamily(Role.TRAINER)
-    yield MAJORITY, ScoreFamily(Role.EVALUATOR)
-    for name in RELIABILITY:
-        yield name, ScoreFamily(Role.EVALUATOR, "bin", "probabilities")
-
-
-FAMILIES = dict(_families())
-SCALARS = FAMILIES.keys() | {LOSS}  # whatever a policy may name of protofed's own
+def list_families(scores: Iterable[TaskScore]) -> dict[str, ScoreFamily]:
+    """A task's scores by their names with the test set, as `global.recall`."""
+    return {
+        f"{test}.{score.name}": ScoreFamily(TESTS[test], score.indexed, score.needs, score.low, score.high)
+        for score in scores
+        for test in score.tests
+    }
 
 
 @dataclass(frozen=True)
@@ -85,10 +106,12 @@ class ScoreNames:
 
     Attributes:
         classes: of the run, C.
+        families: of its task, by name.
         evaluation: keys of `[evaluation]` that the recipe switches on.
     """
 
     classes: int
+    families: Mapping[str, ScoreFamily]
     evaluation: Collection[str] = ()
 
     def problem(self, scores: Scores, roles: Collection[Role]) -> str | None:
@@ -97,56 +120,61 @@ class ScoreNames:
         There can be no more scores than names, so their number needs no bound of its own.
         """
         for name, value in sorted(scores.items()):
-            if (family := self._family(name)) is None:
+            if (family := self.family(name)) is None:
                 return f"'{short(name)}' is no score of this run"
             if family.role not in roles:
                 return f"'{name}' is a score that only a site enrolled as {family.role} reports"
-            if not 0 <= value <= ONE:
-                return f"{name} = {value:g}: expected 0 to 1"
+            slack = ROUNDING * (family.high - family.low)
+            if not family.low - slack * (family.low < 0) <= value <= family.high + slack:  # a share is not below 0
+                return f"{name} = {value:g}: expected {family.low:g} to {family.high:g}"
         return None
 
     def judges(self, name: str) -> ScoreFamily:
-        """The family of a score that can judge the run's rounds: larger is better, and the rounds can have it.
+        """The family of a score that can judge the run's rounds: the rounds can have it, and it says which is better.
 
         Raises:
             ValueError: there is no such score, or this run's rounds never have it, with what to do.
         """
         stem = name.rpartition(".")[0]
-        family = FAMILIES.get(name) or FAMILIES.get(stem)
-        if family is None or family.indexed == "bin" or name == MAJORITY or lower_is_better(name):
-            judging = [
-                known for known in FAMILIES if known not in {*RELIABILITY, MAJORITY} and not lower_is_better(known)
-            ]
+        family = self.families.get(name) or self.families.get(stem)
+        if family is None or not _ranks(stem if name not in self.families else name, family):
+            judging = [known for known, of_name in self.families.items() if _ranks(known, of_name)]
             near = nearest(name, judging) if family is None else ""
-            meant = f"did you mean '{near}'?" if near else "such as 'global.balanced_accuracy'"
-            raise ValueError(f"'{short(name)}': expected a score for which more is better; {meant}")
+            usual = next((known for known in JUDGED_BY if known in self.families), "")
+            meant = f"did you mean '{near}'?" if near else f"such as '{usual}'"
+            raise ValueError(f"'{short(name)}': expected a score that can judge a round; {meant}")
         if not self._is_on(family):
             raise ValueError(f"'{name}' is taken only with evaluation.{family.needs} = true; set it, or take another")
-        if self._family(name) is None:
-            one = f"'{name if name in FAMILIES else stem}.0' to '.{self.classes - 1}', one class's"
+        if self.family(name) is None:
+            one = f"'{name if name in self.families else stem}.0' to '.{self.classes - 1}', one class's"
             expected = one if family.indexed == "class" else f"'{stem}'"
             raise ValueError(f"'{short(name)}': expected {expected}")
         return family
 
     def spelled(self, family: str) -> list[str]:
         """The names of a family's scores in this run, one for each number at its end; none: it is not taken."""
-        known = FAMILIES[family]
+        known = self.families[family]
         if not self._is_on(known):
             return []
         count = {"none": 0, "bin": BINS, "class": self.classes}[known.indexed]
         return [f"{family}.{number}" for number in range(count)] or [family]
 
-    def _family(self, name: str) -> ScoreFamily | None:
-        if (family := FAMILIES.get(name)) is not None and family.indexed == "none":
+    def family(self, name: str) -> ScoreFamily | None:
+        """What is known of a score by its name; None: this run has no such score."""
+        if (family := self.families.get(name)) is not None and family.indexed == "none":
             return family if self._is_on(family) else None
         stem, _, index = name.rpartition(".")
-        family = FAMILIES.get(stem)
+        family = self.families.get(stem)
         if family is None or family.indexed == "none" or not self._is_on(family) or not _INDEX.fullmatch(index):
             return None
         return family if int(index) < (BINS if family.indexed == "bin" else self.classes) else None
 
     def _is_on(self, family: ScoreFamily) -> bool:
         return not family.needs or family.needs in self.evaluation
+
+
+def _ranks(family: str, of_name: ScoreFamily) -> bool:
+    return of_name.indexed != "bin" and family.rpartition(".")[2] not in _UNRANKED
 
 
 def metrics_problem(metrics: Scores) -> str | None:
@@ -187,7 +215,7 @@ class Spread:
 
 def lower_is_better(name: str) -> bool:
     """Whether lower values of a score are better, as of errors and losses."""
-    return name.rpartition(".")[2] in ("ece", "loss")
+    return score_family(name).rpartition(".")[2] in _LOWER
 
 
 def spread(values: list[float], lower_is_better: bool = False) -> Spread:

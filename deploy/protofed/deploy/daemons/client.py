@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from protofed.client.state.decisions import Decision
     from protofed.client.state.disk_store import DiskStore
     from protofed.client.state.store import Store
+    from protofed.client.task import ClientTask
     from protofed.client.transport.audit import ClientAudit
     from protofed.client.transport.grpc_link import GrpcLink
     from protofed.client.transport.proxy import Proxy
@@ -382,22 +383,39 @@ def load_data(
     report: Report | None = None,
     *,
     noisy: bool = False,
+    task: ClientTask | None = None,
 ) -> SiteData:
     """The site's data on the CPU: training and test set of a trainer; of a site that only evaluates, the test set.
 
     Args:
         report: as of `reading`.
         noisy: the run has `[plan.dp]`.
+        task: what the labels are targets of; None: classes.
 
     Raises:
         DataError: they cannot be used.
     """
     from protofed.client.data.site import load_site, load_test
+    from protofed.client.tasks.classification import CLASSES
 
-    of_files = reading(settings, report)
+    of_run = input_, classes, class_names, reading(settings, report)
     if Role.TRAINER in settings.roles:
-        return load_site(settings.data, settings.partition_index, input_, classes, class_names, of_files, noisy=noisy)
-    return load_test(settings.data, input_, classes, class_names, of_files, noisy=noisy)
+        index = settings.partition_index
+        return load_site(settings.data, index, *of_run, noisy=noisy, task=task or CLASSES)
+    return load_test(settings.data, *of_run, noisy=noisy, task=task or CLASSES)
+
+
+def load_run(settings: ClientSettings, recipe: Recipe, report: Report | None = None) -> SiteData:
+    """`load_data` for a run.
+
+    Raises:
+        DataError: as of `load_data`.
+        ConfigError: as of `build_client_task`.
+    """
+    from protofed.client.task import build_client_task
+
+    of_run, noisy = (recipe.input, recipe.classes, recipe.class_names), recipe.plan.dp is not None
+    return load_data(settings, *of_run, report, noisy=noisy, task=build_client_task(recipe.task))
 
 
 def try_run(settings: ClientSettings, assignment: Assignment) -> PreparedRun:
@@ -432,8 +450,7 @@ def unscored(settings: ClientSettings, data: SiteData) -> dict[str, list[int]]:
 
 
 def _load(settings: ClientSettings, device: torch.device, recipe: Recipe) -> SiteData:
-    noisy = recipe.plan.dp is not None
-    data = load_data(settings, recipe.input, recipe.classes, recipe.class_names, noisy=noisy)
+    data = load_run(settings, recipe)
     for where, classes in unscored(settings, data).items():
         names = [recipe.class_names[c] if recipe.class_names else str(c) for c in classes]
         log.info("classes without test images are not scored", run=recipe.name, where=where, missing=names)

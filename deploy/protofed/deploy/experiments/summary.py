@@ -16,12 +16,9 @@ import numpy as np
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, DataError, unknown
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import Role
 from protofed.common.protocol.scores import (
     LOSS,
     OWN_METRIC,
-    SCALARS,
-    ScoreNames,
     Spread,
     lower_is_better,
     spreads,
@@ -275,10 +272,10 @@ def check_metric(metric: str, recipes: Sequence[Recipe]) -> None:
         raise ConfigError(
             f"no recipe has sites for '{metric}'; expected data.held_out_sites of 1 or more in one of them"
         )
-    possible = [ScoreNames(recipe.classes, recipe.evaluation.switched_on) for recipe in recipes]
+    possible = [recipe.score_names() for recipe in recipes]
     own = name == LOSS or OWN_METRIC.fullmatch(name)  # those of a plug-in's method are known when it has run
-    if not own and all(scores.problem({name: 0.0}, tuple(Role)) for scores in possible):
-        raise unknown("metric", name, SCALARS)
+    if not own and all(scores.family(name) is None for scores in possible):
+        raise unknown("metric", name, {LOSS}.union(*(scores.families for scores in possible)))
 
 
 def _parted(metric: str) -> tuple[str, str]:

@@ -222,13 +222,16 @@ def _check_recipe(request: ExportRequest, run_recipe: Recipe) -> None:
 def _data(request: ExportRequest, recipe: Recipe, kept_round: KeptRound) -> SiteData:
     """The site's own data, from its daemon's settings or from a simulation's recipe."""
     from protofed.client.data.site import load_site, load_sites
+    from protofed.client.task import build_client_task
     from protofed.deploy.simulation.simulation import site_names
 
     noisy = recipe.plan.dp is not None
+    task = build_client_task(recipe.task)
     if request.site_data is not None:
-        return load_site(*request.site_data, recipe.input, recipe.classes, recipe.class_names, noisy=noisy)
+        return load_site(*request.site_data, recipe.input, recipe.classes, recipe.class_names, noisy=noisy, task=task)
     if request.recipe is not None and request.recipe.data is not None:
-        sites = load_sites(request.recipe.data, recipe.input, recipe.classes, recipe.class_names, noisy=noisy)
+        of_run = recipe.input, recipe.classes, recipe.class_names
+        sites = load_sites(request.recipe.data, *of_run, noisy=noisy, task=task)
         return dict(zip(site_names(len(sites)), sites, strict=True))[kept_round.site]
     raise ConfigError(
         f"method {recipe.method.name} makes a site's own model by the site's own data: give --settings, those of its "

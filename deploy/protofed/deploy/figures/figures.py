@@ -13,7 +13,7 @@ import structlog
 from matplotlib.figure import Figure
 
 from protofed.client.method import client_methods
-from protofed.client.training.evaluation import group_classes
+from protofed.client.tasks.classification import group_classes
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Part

@@ -26,6 +26,7 @@ from protofed.client.policy.rules import PolicyRules, unlimited
 from protofed.client.site import DaemonStatus, Train, prepare, train_alone
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import MemoryStore, SiteState, Store
+from protofed.client.task import build_client_task
 from protofed.client.training.context import NoCheckpoints
 from protofed.client.transport.link import Link
 from protofed.common import codec, plugins
@@ -34,7 +35,7 @@ from protofed.common.config.recipe import Federation, Recipe
 from protofed.common.errors import ConfigError, OutOfSpaceError, PolicyViolationError, TaskFailedError
 from protofed.common.payload import Exchange, Part, Payload, SiteId
 from protofed.common.protocol.messages import MAX_BYTES, Assignment, Role, Scores, Task, TaskKind, Verdict
-from protofed.common.protocol.scores import SCALARS
+from protofed.common.protocol.scores import LOSS
 from protofed.deploy.simulation.sites import TRAINED, DirectLink, TrainingLog, settled_when_aggregated
 from protofed.deploy.simulation.workers import Beginning, Block, WorkerPool, Workers
 from protofed.server.access.certificates import Certificates
@@ -160,9 +161,10 @@ def everything(recipe: Recipe) -> Policy:
     return Policy(
         PolicyRules(
             methods=frozenset({recipe.method.name}),
+            tasks=frozenset({recipe.task.name}),
             parts=frozenset(Part),
             exchange=frozenset(Exchange),
-            metrics=SCALARS,
+            metrics=frozenset({LOSS, *recipe.score_names().families}),
             plugins=recipe.names,
             dtypes=frozenset(DTYPES.values()) - OF_SUMS,
             max_tensor_mb=MAX_BYTES / 1e6,
@@ -308,7 +310,9 @@ def simulation(
         if pool is not None:
             block = resources.enter_context(closing(Block()))
             contents, memory = share(data, block.sized, augmented=recipe.plan.augmentation != "none")
-            shared = Shared(contents, memory, recipe.input, recipe.classes)
+            shared = Shared(
+                contents, memory, recipe.input, recipe.classes, build_client_task(recipe.task, recipe.names)
+            )
             data = {name: shared.site(name) for name in data}
             worker_pool = resources.enter_context(closing(pool(block)))
             where = str(device or "cpu")
@@ -354,13 +358,14 @@ def _all_data(
     recipe: Recipe, sites: Sequence[SiteData] | None
 ) -> tuple[dict[SiteId, SiteData], dict[SiteId, SiteData]]:
     """As `load_data`, and the data of the sites that are held out."""
+    task = build_client_task(recipe.task, recipe.names)
     if sites is not None:
-        test = SiteData.for_scoring(sites[0].test, recipe.input, recipe.classes)
+        test = SiteData.for_scoring(sites[0].test, recipe.input, recipe.classes, task=sites[0].task)
     elif recipe.data is None:
         raise ConfigError(f"recipe '{recipe.name}' has no [data]; a simulation needs to know what its sites hold")
     else:
         of_run, noisy = (recipe.input, recipe.classes, recipe.class_names), recipe.plan.dp is not None
-        sites, test = load_simulation(recipe.data, *of_run, noisy=noisy)
+        sites, test = load_simulation(recipe.data, *of_run, noisy=noisy, task=task)
     by_name = list(zip(site_names(len(sites)), sites, strict=True))
     held_out = 0 if recipe.data is None else recipe.data.held_out_sites
     if (part := len(by_name) - held_out) < 1:

@@ -27,6 +27,7 @@ from protofed.client.method import client_methods, compute_dp_cost
 from protofed.client.models.catalogue import device_model
 from protofed.client.site import DaemonStatus, DpSource, PreparedRun, train_alone
 from protofed.client.state.store import FitOutcome, SiteState
+from protofed.client.task import build_client_task
 from protofed.client.training.context import NoCheckpoints
 from protofed.client.training.dp import SIMULATED_SECRET
 from protofed.common import codec, plugins
@@ -57,7 +58,8 @@ class SiteWorker:
         self._method = client_methods.build(self._recipe.method.name, options, beginning.plugins)
         self._device = pick_device(beginning.device)
         self._model = device_model(self._recipe, self._device, beginning.plugins)
-        self._shared = Shared(beginning.data, memory, self._recipe.input, self._recipe.classes)
+        task = build_client_task(self._recipe.task, beginning.plugins)
+        self._shared = Shared(beginning.data, memory, self._recipe.input, self._recipe.classes, task)
         self._placed: dict[SiteId, SiteData] = {}
         self._base: Payload = {}
 

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import TypeAlias
@@ -18,11 +19,13 @@ from protofed.client.data import image_files
 from protofed.client.data.examples import KEPT_BYTES, Examples, total_bytes
 from protofed.client.data.image_cache import CachedImages, ImageCache
 from protofed.client.data.image_files import Scan
-from protofed.client.data.labels import LabelMap
+from protofed.client.data.labels import LabelMap, as_targets
 from protofed.client.data.reading import Reading, image_cache_for
 from protofed.client.data.site_data import SiteData
 from protofed.client.data.sources import LABELLED_BY_NAME, infer_class_names, infer_input
 from protofed.client.site import check_preprocessing
+from protofed.client.task import ClientTask, Target, build_client_task
+from protofed.client.tasks.classification import CLASSES
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings
 from protofed.common.config.tables import Input
@@ -55,8 +58,8 @@ def site_check(settings: ClientSettings, recipe: Recipe | None, min_samples: int
         request=request,
         source=settings.data.source,
         survey=survey,
-        stored=_stored(survey, request.classes),
-        used=_used(loaded, request.classes),
+        stored=_stored(survey, request),
+        used=_used(loaded, request),
         unscored=_unscored(settings, loaded, request),
         misplaced=scan.misplaced,
         left_out=scan.left_out,
@@ -82,7 +85,7 @@ def _surveyed(settings: ClientSettings, request: CheckRequest, bar: Bar) -> tupl
         client.check_root(settings)
         if data.source not in LABELLED_BY_NAME:
             return _EMPTY_SCAN, _survey_arrays(settings, request, bar), None
-        scan = image_files.scan(data, request.class_names, request.classes, request.input.frames)
+        scan = image_files.scan(data, request.class_names, request.classes, request.input.frames, request.task)
         bar.expect(len(scan.items))
         return scan, survey_files(scan, request.input, bar.advance, _cache(settings, request, scan, bar)), None
     except DataError as error:
@@ -102,7 +105,8 @@ def _cache(settings: ClientSettings, request: CheckRequest, scan: Scan, bar: Bar
 def _survey_arrays(settings: ClientSettings, request: CheckRequest, bar: Bar) -> Survey:
     noisy = request.recipe is not None and request.recipe.plan.dp is not None
     reading = _reading(settings, bar)
-    return survey_arrays(settings.data, request.input, request.class_names, reading, bar.advance, noisy=noisy)
+    of_run = request.input, request.class_names, request.classes, request.task
+    return survey_arrays(settings.data, *of_run, reading, bar.advance, noisy=noisy)
 
 
 def _reading(settings: ClientSettings, bar: Bar) -> Reading:
@@ -131,18 +135,23 @@ def _loaded(
             refusal = str(failure)
     try:
         check_preprocessing(recipe, pinned=settings.data.preprocessing_digest)
-        noisy = recipe.plan.dp is not None
-        return client.load_data(settings, recipe.input, recipe.classes, recipe.class_names, noisy=noisy), refusal
+        return client.load_run(settings, recipe), refusal
     except (DataError, ConfigError) as error:
         return None, str(error)
 
 
-def _stored(survey: Survey, classes: int) -> dict[str, Counts]:
-    counts: dict[str, Counts] = {}
+def _stored(survey: Survey, request: CheckRequest) -> dict[str, Counts]:
+    by_split: dict[str, list[Target]] = {}
     for image in survey.images:
-        if image.problem is None and image.index < classes:
-            counts.setdefault(image.split, np.zeros(classes, np.int64))[image.index] += 1
-    return {split: counts[split] for split in ("train", "val", "test", DRAWN) if split in counts}
+        if image.problem is None:
+            by_split.setdefault(image.split, []).append(image.target)
+    counts: dict[str, Counts] = {}
+    for split in ("train", "val", "test", DRAWN):
+        if split in by_split:
+            targets = as_targets(np.array(by_split[split]))
+            if len(usable := targets[request.task.valid(targets, request.classes)]):
+                counts[split] = request.task.counts(usable, request.classes).numpy()
+    return counts
 
 
 def _sets(loaded: SiteData | None) -> dict[str, Examples]:
@@ -153,8 +162,10 @@ def _sets(loaded: SiteData | None) -> dict[str, Examples]:
     return {name: examples for name, examples in sets.items() if examples is not None and len(examples)}
 
 
-def _used(loaded: SiteData | None, classes: int) -> dict[str, Counts]:
-    return {name: np.bincount(examples.labels.numpy(), minlength=classes) for name, examples in _sets(loaded).items()}
+def _used(loaded: SiteData | None, request: CheckRequest) -> dict[str, Counts]:
+    return {
+        name: request.task.counts(examples.labels, request.classes).numpy() for name, examples in _sets(loaded).items()
+    }
 
 
 def _unscored(settings: ClientSettings, loaded: SiteData | None, request: CheckRequest) -> dict[str, list[str]]:
@@ -168,8 +179,8 @@ def _duplicates(survey: Survey, loaded: SiteData | None) -> Duplicates:
         if image.digest is not None:
             by_digest.setdefault(image.digest, []).append(image)
     sets = [images for images in by_digest.values() if len(images) > 1]
-    differing = [images for images in sets if len({image.index for image in images}) > 1]
-    same = [images for images in sets if len({image.index for image in images}) == 1]
+    differing = [images for images in sets if len({image.target for image in images}) > 1]
+    same = [images for images in sets if len({image.target for image in images}) == 1]
     # Counted on what the daemon loaded: with a drawn split, only then is it known which image is in which set.
     across = None if loaded is None else _tested_and_trained_on(_sets(loaded))
     return Duplicates([*differing, *same], len(differing), across)
@@ -219,6 +230,11 @@ class CheckRequest:
     classes: int
     class_names: tuple[str, ...]
     recipe: Recipe | None
+
+    @cached_property
+    def task(self) -> ClientTask:
+        """What the labels are targets of: the recipe's task, or classes."""
+        return CLASSES if self.recipe is None else build_client_task(self.recipe.task)
 
     def name(self, index: int) -> str:
         """The name of class `index`, 0..C-1."""

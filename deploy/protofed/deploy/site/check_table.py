@@ -133,7 +133,8 @@ def _repeats_a_split(check: SiteCheck, name: str) -> bool:
 def _own_labels(check: SiteCheck) -> dict[int, list[str]]:
     own_labels: dict[int, set[str]] = {}
     for image in check.survey.images:
-        own_labels.setdefault(image.index, set()).add(image.label)
+        for output in image.outputs:
+            own_labels.setdefault(output, set()).add(image.label)
     return {index: sorted(labels) for index, labels in own_labels.items()}
 
 

@@ -63,7 +63,7 @@ def sheet(survey: Survey, names: Sequence[str], heading: str) -> bytes:
 
 def _cells(survey: Survey, index: int, each: int, thumb: int) -> list[SheetCell]:
     # Seeded by the class: one more image of another class does not change this one's sample.
-    places = [place for place, image in enumerate(survey.images) if image.index == index and image.problem is None]
+    places = [place for place, image in enumerate(survey.images) if index in image.outputs and image.problem is None]
     drawn = sorted(random.Random(index).sample(places, min(each, len(places))))  # noqa: S311  (no secret)
     return [_cell(survey.images[place], survey.pixels(place), thumb) for place in drawn]
 

@@ -29,8 +29,10 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Exchange, Part, Payload, Tensors, TensorSpec, Update, describe
 from protofed.common.plugins import PluginKind, is_plugin
-from protofed.common.protocol.scores import MAJORITY, RELIABILITY, SCORES
+from protofed.common.protocol.messages import score_family
+from protofed.common.protocol.scores import TESTS, ScoreNames
 from protofed.common.secure_aggregation.linear_form import SumLayout, Sums, read_form
+from protofed.common.secure_aggregation.score_sums import list_scores
 from protofed.deploy.site.partners import NOBODY, PartnersView
 from protofed.deploy.site.plan_request import asked, broken, still_open, withheld
 from protofed.deploy.site.privacy import PrivacyPlan, privacy_plan
@@ -88,9 +90,9 @@ class SitePlan:
     outgoing: tuple[OutgoingTensor, ...]
     masked: int | None
     incoming: tuple[TensorSpec, ...]
-    scalars: ScoreNames
-    released: ScoreNames
-    aggregated: ScoreNames
+    scalars: NamesByModel
+    released: NamesByModel
+    aggregated: NamesByModel
     count_needed: bool
     count_leaves: bool | None
     method_summary: str
@@ -175,7 +177,9 @@ def site_plan(
         incoming=describe(sent(server, _after(server, first, update, layout, round_context(recipe, 1, sites)), "site")),
         scalars=scalars,
         released=released_scores(scalars, policy, secure=secure, noisy=noisy),
-        aggregated=aggregated_scores(scalars, policy, secure=secure, noisy=noisy, mixes=client.declares.mixes_classes),
+        aggregated=aggregated_scores(
+            scalars, policy, recipe.score_names(), secure=secure, noisy=noisy, mixes=client.declares.mixes_classes
+        ),
         count_needed=expected.weight,
         count_leaves=judged.count_leaves,
         method_summary=(type(client).__doc__ or "").strip().splitlines()[0],
@@ -409,26 +413,25 @@ LOSS = "after training"  # the rows of names: the models and data that a site's 
 OWN, OWN_LOCAL = "own model, shared test set", "own model, own test set"
 GLOBAL_LOCAL, GLOBAL = "global model, own test set", "global model, by an evaluator"
 _PREFIXES = {OWN: "personal", OWN_LOCAL: "personal.local", GLOBAL_LOCAL: "global.local", GLOBAL: "global"}
-_GROUPS, _PROBABILITIES = frozenset({"many", "medium", "few", "groups"}), frozenset({"auroc", "ece"})
 
-ScoreNames: TypeAlias = Mapping[str, tuple[str, ...]]  # by the model and data that they are of
+NamesByModel: TypeAlias = Mapping[str, tuple[str, ...]]  # by the model and data that they are of
 
 
-def offered_scores(recipe: Recipe, *, global_model: bool) -> ScoreNames:
+def offered_scores(recipe: Recipe, *, global_model: bool) -> NamesByModel:
     """All that a site of a run offers."""
-    evaluation = recipe.evaluation
-    left_out = (frozenset() if evaluation.frequency_groups else _GROUPS) | (
-        frozenset() if evaluation.probabilities else _PROBABILITIES
-    )
-    score_names = tuple(name for name in SCORES if name not in left_out)
+    names = recipe.score_names()
     models = [OWN, OWN_LOCAL, *([GLOBAL_LOCAL, GLOBAL] if global_model else [])]
-    scores = {model: tuple(f"{_PREFIXES[model]}.{name}" for name in score_names) for model in models}
-    if global_model:
-        scores[GLOBAL] += (MAJORITY, *(sorted(RELIABILITY) if evaluation.probabilities else ()))
-    return {LOSS: ("loss",), **scores, OWN: (*scores[OWN], "personal.pm_v", "personal.pm_l")}
+    taken = [name for name in names.families if names.spelled(name)]
+    of_model = {model: tuple(name for name in taken if _tested(name) == _PREFIXES[model]) for model in models}
+    return {LOSS: ("loss",), **of_model}
 
 
-def released_scores(offered: ScoreNames, policy: Policy | None, *, secure: bool, noisy: bool) -> ScoreNames:
+def _tested(family: str) -> str:
+    """The test set of a score, as `global.local`."""
+    return max((test for test in TESTS if family.startswith(f"{test}.")), key=len)
+
+
+def released_scores(offered: NamesByModel, policy: Policy | None, *, secure: bool, noisy: bool) -> NamesByModel:
     """Those of the offered ones that leave by themselves; all that may without a policy."""
     alone = {
         model: [name for name in names if not ((secure or noisy) and is_own(name))] for model, names in offered.items()
@@ -439,11 +442,12 @@ def released_scores(offered: ScoreNames, policy: Policy | None, *, secure: bool,
 
 
 def aggregated_scores(
-    offered: ScoreNames, policy: Policy | None, *, secure: bool, noisy: bool, mixes: bool
-) -> ScoreNames:
+    offered: NamesByModel, policy: Policy | None, names: ScoreNames, *, secure: bool, noisy: bool, mixes: bool
+) -> NamesByModel:
     """Those of the offered ones that leave within a secure aggregation alone; none in a run without.
 
     Args:
+        names: of the run.
         mixes: the own model is one that no sum has scores of, as `Declaration.mixes_classes`.
     """
     if not secure:
@@ -455,8 +459,10 @@ def aggregated_scores(
     }
     if policy is None:
         return {model: tuple(names) for model, names in own.items()}
-    flags = {model: policy.release_score_sum(dict.fromkeys(names, 0.0), names).flags() for model, names in own.items()}
-    return {model: tuple(itertools.compress(names, flags[model])) for model, names in own.items()}
+    rows = list_scores(names)
+    flags = policy.release_score_sum(dict.fromkeys(rows, 0.0), names).flags()
+    leaving = set(map(score_family, itertools.compress(rows, flags)))
+    return {model: tuple(name for name in offered_names if name in leaving) for model, offered_names in own.items()}
 
 
 def sentences(

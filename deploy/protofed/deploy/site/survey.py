@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from protofed.client.data import arrays, dicom, nifti, slides
 from protofed.client.data.decoding import FORMATS, is_ordinary, list_files, silence_decoders, white_level
 from protofed.client.data.examples import Examples
-from protofed.client.data.file_entry import UnreadableImageError
+from protofed.client.data.file_entry import UnreadableImageError, normalise
 from protofed.client.data.image_cache import ImageCache
 from protofed.client.data.image_files import IndexedFile, Scan, as_picture, with_root
-from protofed.client.data.labels import by_number, normalise
+from protofed.client.data.labels import by_number
 from protofed.client.data.reading import Reading, read_images
-from protofed.client.data.split import DataSplit
 from protofed.client.data.volumes import ImageTile, parse_part
+from protofed.client.task import ClientTask, Target
 from protofed.common.config.data import Data
 from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
@@ -43,7 +43,7 @@ class SurveyedImage:
     Attributes:
         name: its path below the root, with its frame or tile; in an array file, its row.
         label: the site's own label.
-        index: the run's class, 0..C-1.
+        target: what a model learns of it, such as the run's class 0..C-1.
         split: train, val or test, or DRAWN.
         format: as stored, such as "JPEG, RGB, 8 bits"; empty if unknown.
         size: width and height as stored, of a slice or tile if it is one; None if unknown.
@@ -54,13 +54,20 @@ class SurveyedImage:
 
     name: str
     label: str
-    index: int
+    target: Target
     split: str
     format: str = ""
     size: tuple[int, int] | None = None
     digest: str | None = None
     problem: str | None = None
     sums: NDArray[np.float64] | None = None
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The classes or findings that it has, 0..C-1; of a number always 0."""
+        if isinstance(self.target, tuple):
+            return tuple(output for output, value in enumerate(self.target) if value == 1)
+        return (self.target if isinstance(self.target, int) else 0,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +140,8 @@ def survey_arrays(
     data: Data,
     input_: Input,
     class_names: Sequence[str],
+    classes: int,
+    task: ClientTask,
     reading: Reading,
     on_image: Callable[[], None] = lambda: None,
     *,
@@ -142,6 +151,8 @@ def survey_arrays(
 
     Args:
         input_, reading: as of `arrays.read`.
+        classes: C.
+        task: what the labels are read as.
         on_image: called after every image.
         noisy: as of `sources.load`.
 
@@ -155,15 +166,19 @@ def survey_arrays(
     for split, split_data in (("train" if test is not None else DRAWN, train), ("test", test)):
         if split_data is None:
             continue
-        class_of = _class_of_numbers(split_data, data, class_names)
         examples = split_data.examples
-        for row, number in enumerate(examples.labels.tolist()):
-            if (index := class_of[number]) is None:
+        labels: NDArray[Any] = examples.labels.numpy()
+        of_run = task, data, class_names, classes
+        targets = _targets_of_numbers(labels, *of_run) if labels.ndim == 1 else by_number(labels, *of_run)[1].tolist()
+        for row, (number, target) in enumerate(zip(labels.tolist(), targets, strict=True)):
+            if target is None:
                 (ignored if str(number) in names else unmapped)[str(number)] += 1
                 continue
             places.append((examples, row))
             name = f"{'image' if split == DRAWN else split} {row}"
-            image = SurveyedImage(name, str(number), index, split)
+            image = SurveyedImage(
+                name, _label_text(number), target if isinstance(target, int | float) else tuple(target), split
+            )
             pixels = _pixels(examples, row)
             images.append(_with_pixels(image, pixels, _array_format(pixels)))
             on_image()
@@ -220,7 +235,10 @@ def mean_and_std(images: Sequence[SurveyedImage]) -> tuple[list[float], list[flo
 def _of_file(
     item: IndexedFile, read: Callable[[IndexedFile], Pixels], read_format: Callable[..., Stored]
 ) -> SurveyedImage:
-    image, tile = SurveyedImage(item.name, item.label, item.index, item.split or DRAWN), parse_part(item.part)
+    image, tile = (
+        SurveyedImage(item.name, "|".join(item.cells) or item.label, item.target, item.split or DRAWN),
+        parse_part(item.part),
+    )
     stored_as, size = "DICOM", None  # of a PACS: nothing is fetched twice for a table
     if item.remote is None:
         stored_as, size = read_format(item.path, tiles=isinstance(tile, ImageTile))
@@ -246,14 +264,24 @@ def _array_format(pixels: Pixels) -> tuple[str, tuple[int, int]]:
     return f"array, {colours}, {8 * pixels.itemsize} bits", (width, height)
 
 
-def _class_of_numbers(split_data: DataSplit, data: Data, class_names: Sequence[str]) -> dict[int, int | None]:
-    """The run's class of each label that occurs; None: the label has no class."""
+def _label_text(label: object) -> str:
+    """A number, or the places of the ones in a row of numbers."""
+    return "|".join(str(c) for c, value in enumerate(label) if value == 1) if isinstance(label, list) else str(label)
 
-    def class_of_number(number: int) -> int | None:
+
+def _targets_of_numbers(
+    labels: NDArray[Any], task: ClientTask, data: Data, class_names: Sequence[str], classes: int
+) -> list[Target | None]:
+    """The target of each label [N]; None: the label has none."""
+
+    def target_of(number: Any) -> Target | None:
         try:
-            _, classes = by_number(np.array([number]), data, class_names)
-        except DataError:
+            _, (target,) = by_number(np.array([number], labels.dtype), task, data, class_names, classes)
+        except (DataError, ValueError):  # unmapped, or ignored
             return None
-        return int(classes[0]) if len(classes) else None
+        read = target.tolist()
+        return tuple(read) if isinstance(read, list) else read
 
-    return {int(number): class_of_number(int(number)) for number in np.unique(split_data.examples.labels.numpy())}
+    present, of_each = np.unique(labels, return_inverse=True)
+    targets = list(map(target_of, present))
+    return [targets[place] for place in of_each]

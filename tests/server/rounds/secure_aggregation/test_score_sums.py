@@ -23,7 +23,6 @@ from protofed.server.monitoring.collector import _scores
 from protofed.server.operator.run_record import overview, run_record
 from protofed.server.rounds.machine import phases
 from protofed.server.rounds.scores.best_round import best_kept
-from protofed.server.rounds.secure_aggregation.totals import score_names
 from protofed.server.storage.ledger import Ledger
 from protofed.server.verdicts import Rejection, RejectionCode
 
@@ -41,16 +40,16 @@ class Scored(Secure):
         super().__init__("fedavg", ledger or Ledger())
         if evaluator is not None:
             self.lab.enroll(evaluator, role=Role.EVALUATOR)
-        self.names = score_names(self.lab.recipe)
+        self.score_names = self.lab.recipe.score_names()
         self.scorers = {site: self._scorer(site) for site in SITES}
         self.finish(1)
         self.finish(2)
 
     def _scorer(self, site: SiteId) -> SumSite:
-        layout, given = score_sums.lay_out_scores(self.names), {NAME: OWN[site]}
+        layout, given = score_sums.lay_out_scores(self.score_names), {NAME: OWN[site]}
         if site in ("ann", "bob"):
             given["personal.pm_v"] = 0.5  # of two sites alone
-        terms = score_sums.as_update(site, self.names, given)
+        terms = score_sums.as_update(site, self.score_names, given)
         words = partial(layout.words, terms, POINT)
         digest = self.lab.recipe.fingerprint()
         return SumSite(site, digest, self.lab.blobs.view, layout.flags(terms), words, score_sums.CONTRIBUTORS)

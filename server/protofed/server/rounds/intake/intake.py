@@ -39,7 +39,7 @@ from protofed.common.protocol.messages import (
     Verdict,
     Wait,
 )
-from protofed.common.protocol.scores import ScoreNames, metrics_problem
+from protofed.common.protocol.scores import metrics_problem
 from protofed.server.method import NOTHING, ExpectedUpdate, OwnStartMethod
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.machine import phases
@@ -206,7 +206,7 @@ class Intake:
         # Most sites of a cohort start from the same model: its digest, itself and its norm.
         self._newest_base: tuple[Digest, Payload, float] | None = None
         self._loading = threading.Lock()  # `examine` runs on several threads; a base is decoded once for all of them
-        self._score_names = ScoreNames(recipe.classes, recipe.evaluation.switched_on)
+        self._score_names = recipe.score_names()
         # Of the attempt, a round and its number, for which it was asked last: by site the newest round that stands.
         self._counted: tuple[tuple[int, int], Mapping[SiteId, int]] = NO_ATTEMPT, {}
         self._refused: tuple[tuple[int, int], Mapping[str, int]] = NO_ATTEMPT, {}  # likewise, by task id

@@ -16,7 +16,7 @@ from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import SiteId
-from protofed.common.protocol.scores import JUDGED_BY, Spread, spreads
+from protofed.common.protocol.scores import JUDGED_BY, Spread, lower_is_better, spreads
 from protofed.server.rounds.machine.phases import Plateau
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.reader import LedgerReader
@@ -54,13 +54,14 @@ class Ranking:
     def __init__(self, score: str, means: Mapping[int, float]) -> None:
         self.score, self.means = score, dict(means)
         self._numbers = sorted(self.means)
-        self._best_first = sorted((-mean, number) for number, mean in self.means.items())
+        self._sign = 1 if lower_is_better(score) else -1
+        self._best_first = sorted((self._sign * mean, number) for number, mean in self.means.items())
 
     def add(self, number: int, mean: float) -> None:
         """Take up a round that is not there yet."""
         self.means[number] = mean
         insort(self._numbers, number)
-        insort(self._best_first, (-mean, number))
+        insort(self._best_first, (self._sign * mean, number))
 
     def begins_by(self, until: int | None) -> bool:
         """Whether a round up to this one (None: any) has the score."""
@@ -72,9 +73,9 @@ class Ranking:
 
     def ranked(self, until: int | None = None) -> Iterator[BestRound]:
         """The best first; of equals, the earlier one. Rounds after `until` are left out."""
-        for negative, number in self._best_first:
+        for signed, number in self._best_first:
             if until is None or number <= until:
-                yield BestRound(number, self.score, -negative)
+                yield BestRound(number, self.score, self._sign * signed)
 
 
 Rankings: TypeAlias = Callable[[str], Ranking]  # of a score's name
@@ -94,7 +95,8 @@ class JudgedRounds:
     @property
     def ranked(self) -> list[BestRound]:
         """The best first; of equals, the earlier one."""
-        order = sorted(self.means, key=lambda number: (-self.means[number], number))
+        sign = 1 if lower_is_better(self.score) else -1
+        order = sorted(self.means, key=lambda number: (sign * self.means[number], number))
         return [BestRound(number, self.score, self.means[number]) for number in order]
 
     def plateau(self, min_improvement: float) -> Plateau:
@@ -105,6 +107,7 @@ class JudgedRounds:
         since, rounds = min(self.means), 0
         for number in sorted(self.means):
             gain = self.means[number] - self.means[since]
+            gain = -gain if lower_is_better(self.score) else gain
             improved = gain > 0 and gain >= min_improvement - ROUNDING
             since, rounds = (number, 0) if improved else (since, rounds + (number != since))
         return Plateau(self.score, since, rounds)

@@ -17,7 +17,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, FailureReason, SecureAggregationError, StateError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import MAX_SECURE_SITES, TaskKind, score_family
-from protofed.common.protocol.scores import LOSS, Spread, spreads
+from protofed.common.protocol.scores import LOSS, ScoreNames, Spread, spreads
 from protofed.common.secure_aggregation import score_sums
 from protofed.common.secure_aggregation.groups import Groups, members, whole
 from protofed.server.method import server_methods
@@ -39,7 +39,6 @@ from protofed.server.rounds.scores.model_warnings import (
     model_warnings,
 )
 from protofed.server.rounds.secure_aggregation.steps import SumRounds
-from protofed.server.rounds.secure_aggregation.totals import score_names
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow, one_a_site
 from protofed.server.verdicts import RefusalCode
@@ -298,7 +297,7 @@ class Scoring:
     ) -> None:
         self._rules = rules
         self._run, self._ledger, self._memory, self._sums = recipe.name, context.ledger, memory, sums
-        self._names = score_names(recipe) if recipe.federation.secure else ()
+        self._names = recipe.score_names() if recipe.federation.secure else None
         self._metrics = context.metrics
         self._asks_all = context.simulated  # sites that are never drawn score what they have installed
         self.forget()
@@ -343,8 +342,8 @@ class Scoring:
             phase: the last in which they were waited for.
         """
         assert isinstance(phase, phases.Evaluating | phases.Summing)  # noqa: S101  (`phases.is_scoring`)
-        if self._names:
-            self._sum(phase)
+        if self._names is not None:
+            self._sum(phase, self._names)
         self._ledger.mark_scored(self._run, phase.round)
         by_site, sums = self._memory.closed(phase.round)
         families = spreads(by_site, sums).items()
@@ -357,11 +356,11 @@ class Scoring:
             log.info("no score of this round was sent", run=self._run, round=phase.round)
         self.plateau = self.plateau_until(None)
 
-    def _sum(self, phase: phases.Evaluating | phases.Summing) -> None:
+    def _sum(self, phase: phases.Evaluating | phases.Summing, names: ScoreNames) -> None:
         """Record what the sum of the sites' own scores says; without it the round has none, and goes on."""
         at = phase.round, phase.attempt
         try:
-            totals = self._opened(phase) if self._sums is not None else self._simulated(phase)
+            totals = self._opened(phase) if self._sums is not None else self._simulated(phase, names)
         except (SecureAggregationError, StateError) as error:
             log.warning("no sum of own scores", run=self._run, round=phase.round, why=str(error))
             if not (
@@ -370,7 +369,7 @@ class Scoring:
                 self._metrics.sum_abandoned(TaskKind.REVEAL, SumFailure.UNUSABLE)
             return
         if totals is not None:
-            self._ledger.sum_scores(self._run, *at, self._names, totals)
+            self._ledger.sum_scores(self._run, *at, score_sums.list_scores(names), totals)
 
     def _opened(self, phase: phases.Evaluating | phases.Summing) -> Mapping[str, Spread] | None:
         if isinstance(phase, phases.Summing) and phase.step is TaskKind.REVEAL:
@@ -382,13 +381,13 @@ class Scoring:
             )
         return None
 
-    def _simulated(self, phase: phases.Evaluating | phases.Summing) -> Mapping[str, Spread] | None:
+    def _simulated(self, phase: phases.Evaluating | phases.Summing, names: ScoreNames) -> Mapping[str, Spread] | None:
         """The same sum of what simulated sites reported; None: they reported nothing, or it was aggregated before."""
         reported: dict[SiteId, dict[str, float]] = {
             site: dict(scores)
             for site, scores in self._ledger.scores(self._run, phase.round).get(phase.round, {}).items()
         }
-        own = {site: scores for site, scores in reported.items() if scores.keys() & set(self._names)}
+        own = {site: scores for site, scores in reported.items() if scores.keys() & set(score_sums.list_scores(names))}
         if not own:
             return None
         assert self._rules.grouping is not None  # noqa: S101  (of secure aggregation)
@@ -398,6 +397,4 @@ class Scoring:
         for row in one_a_site(self._ledger.updates(self._run, phase.round, phase.attempt)):
             if row.task.site in own and LOSS in row.metrics:
                 own[row.task.site][LOSS] = row.metrics[LOSS]
-        return score_sums.opened(
-            self._names, score_sums.simulate_total(self._names, [own[site] for site in sorted(there)])
-        )
+        return score_sums.opened(names, score_sums.simulate_total(names, [own[site] for site in sorted(there)]))

@@ -59,7 +59,7 @@ from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.machine import phases
 from protofed.server.rounds.machine.rules import Grouping, left_out
 from protofed.server.rounds.presence import Invitations
-from protofed.server.rounds.secure_aggregation.totals import counts_contributors, lay_out, score_names
+from protofed.server.rounds.secure_aggregation.totals import counts_contributors, lay_out
 from protofed.server.storage.rows import TaskRow, UpdateRow
 from protofed.server.verdicts import RefusalCode, Rejection, RejectionCode, UpdateProblem
 
@@ -324,7 +324,7 @@ class SumRounds:
         self._run, self._recipe, self._method = recipe.name, recipe.fingerprint(), method
         self.contributors = counts_contributors(method, recipe)
         self._grouping = Grouping(recipe.name, recipe.seed, recipe.federation.sum_group)
-        self.scores = score_names(recipe)
+        self.scores = recipe.score_names()
         self._ledger, self._blobs, self._clock = context.ledger, context.blobs, context.clock
         self._invitations = invitations
         self._layout: tuple[Digest, SumLayout] | None = None  # of the newest state, by its address

@@ -12,8 +12,6 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, SecureAggregationError, StateError
 from protofed.common.payload import Array, Payload, Update
 from protofed.common.protocol.messages import MAX_SECURE_SITES, MIN_SECURE_SITES
-from protofed.common.protocol.scores import ScoreNames
-from protofed.common.secure_aggregation import score_sums
 from protofed.common.secure_aggregation.linear_form import WEIGHT, FixedPoint, SumLayout, Sums, read_form
 from protofed.common.secure_aggregation.messages import MAX_ROWS
 from protofed.server.method import RoundContext, ServerMethod, SummableServerMethod, sent
@@ -37,11 +35,6 @@ def check_secure(recipe: Recipe, method: ServerMethod) -> None:
 def counts_contributors(method: ServerMethod, recipe: Recipe) -> bool:
     """Whether sites count the contributors of each class before they send numbers: the method sums some by class."""
     return read_form(method, recipe.method.name).by_class
-
-
-def score_names(recipe: Recipe) -> tuple[str, ...]:
-    """The own scores of trainers that a run's sums have rows for, in their order."""
-    return score_sums.list_scores(ScoreNames(recipe.classes, recipe.evaluation.switched_on))
 
 
 def lay_out(method: ServerMethod, state: Payload) -> SumLayout:
