@@ -64,11 +64,11 @@ from protofed.client.training.progress import ParameterGroup, sgd_length
 from protofed.common.config.recipe import DpCost, LocalLoss, Plan
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
 from protofed.common.payload import Array, Exchange, Part, Payload, SiteId, Tensors, Update, towards, weights
-from protofed.common.plugins import Registry
+from protofed.common.plugins import ONE_CLASS, Registry, TaskNames
 from protofed.common.secure_aggregation.linear_form import ClassRows, SumForm, Weighting
-from protofed.common.tasks import TaskNames
 
 __all__ = [
+    "ONE_CLASS",
     "Array",
     "CalibratedEnsemble",
     "ClassRows",
@@ -284,23 +284,6 @@ def compute_dp_cost(half: ClientMethod, name: str, plan: Plan) -> DpCost:
             "(fedavg)"
         )
     return cost
-
-
-def check_task(half: ClientMethod, name: str, task: str) -> None:
-    """Check that a method is defined for a run's task.
-
-    Args:
-        name: the method's, in recipes.
-        task: its name.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if (known := half.declares.tasks) != "any" and task not in known:
-        raise ConfigError(
-            f"method '{name}' is defined for the task {', '.join(sorted(known))}, and the run's task is '{task}'. "
-            "Choose another method"
-        )
 
 
 client_methods: Registry[ClientMethod] = Registry(

@@ -19,7 +19,7 @@ import torch
 from protofed.client.data.augmentation import build_augmentation, move_images
 from protofed.client.data.examples import CONTRAST_IMAGES, Examples
 from protofed.client.data.site_data import SiteData
-from protofed.client.method import ClientMethod, check_task, client_methods, compute_dp_cost
+from protofed.client.method import ClientMethod, client_methods, compute_dp_cost
 from protofed.client.models.catalogue import architectures
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.policy import run_limits
@@ -58,6 +58,7 @@ from protofed.common.protocol.messages import (
     TaskKind,
 )
 from protofed.common.secure_aggregation.linear_form import POINT, read_form
+from protofed.common.tasks import check_defined
 from protofed.common.version import VERSION
 
 # Fixed at the site, and long: a server that could shorten it would see single batches, and count the examples.
@@ -305,7 +306,7 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
             site.policy.admit_group(recipe.federation.sum_group)
             site.policy.admit_rows(recipe.method)
         site.policy.admit_task(recipe.task.name)
-        check_task(method, recipe.method.name, recipe.task.name)
+        check_defined(recipe.method.name, method.declares.tasks, recipe.task.name)
         site.policy.admit(recipe.method.name, method.sends, form, exchanges=method.declares.exchanges)
         site.policy.admit_noise(recipe)
         check_model(recipe.model, recipe.input, recipe.classes)

@@ -37,7 +37,7 @@ from enum import StrEnum
 from functools import reduce
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from protofed.common.errors import ConfigError, nearest, short, unknown
 
@@ -204,6 +204,8 @@ def _entry_points(kind: PluginKind) -> dict[str, str]:
     return paths
 
 
+TaskNames: TypeAlias = frozenset[str] | Literal["any"]  # by name; "any": those of plug-ins, too
+ONE_CLASS: Final = frozenset({"classification"})  # the task of a method that knows classes: of one an image
 T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
 
@@ -218,6 +220,7 @@ class Method:
         source: authors, venue and year of its paper; empty: there is none.
         client_options: the fields of its client half, so that the server half can tell its options from typos.
         sends_nothing: its sites keep all that they train.
+        tasks: as its client half declares: the tasks that it is defined for.
     """
 
     name: str
@@ -225,6 +228,7 @@ class Method:
     source: str = ""
     client_options: tuple[str, ...] = ()
     sends_nothing: bool = False
+    tasks: TaskNames = "any"
 
     @property
     def cited(self) -> str:

@@ -17,10 +17,9 @@ from pydantic import Field
 
 from protofed.common.config.tables import NamedOptions
 from protofed.common.errors import ConfigError
-from protofed.common.plugins import PluginKind, Registry
+from protofed.common.plugins import PluginKind, Registry, TaskNames
 from protofed.common.protocol.scores import RELIABILITY, TaskScore
 
-TaskNames: TypeAlias = frozenset[str] | Literal["any"]  # the tasks that a method is defined for, by name
 CLASSIFICATION = "classification"
 
 
@@ -126,6 +125,24 @@ class Regression:
             TaskScore("bias", low=-width, high=width),
             # Bias and 1.96 standard deviations, which are at most the width.
             *(TaskScore(f"agreement_{end}", low=-3 * width, high=3 * width) for end in ("low", "high")),
+        )
+
+
+def check_defined(method: str, declared: TaskNames, task: str) -> None:
+    """Check that a method is defined for a run's task.
+
+    Args:
+        method: its name.
+        declared: the tasks that it is defined for.
+        task: the run's.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if declared != "any" and task not in declared:
+        raise ConfigError(
+            f"method '{method}' is defined for the task {', '.join(sorted(declared))}, and the run's task is '{task}'. "
+            "Choose another method"
         )
 
 

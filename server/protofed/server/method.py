@@ -31,11 +31,12 @@ from protofed.common.payload import (
     unit,
     weights,
 )
-from protofed.common.plugins import Method, Registry
+from protofed.common.plugins import ONE_CLASS, Method, Registry
 from protofed.common.secure_aggregation.linear_form import ClassRows, SumForm, Sums, Weighting
 
 __all__ = [
     "NOTHING",
+    "ONE_CLASS",
     "Array",
     "ClassRows",
     "ClasswiseMethod",

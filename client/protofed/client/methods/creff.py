@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from protofed.client.method import (
+    ONE_CLASS,
     ClassRows,
     Declaration,
     FitContext,
@@ -41,7 +42,7 @@ class CReFFClient:
         mixes_classes=False,
         exchanges=frozenset(),
         own_losses=frozenset(),
-        tasks=frozenset({"classification"}),
+        tasks=ONE_CLASS,
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.CLASS_GRADIENTS})
 

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from protofed.client.method import (
+    ONE_CLASS,
     ConfigError,
     Declaration,
     DpCost,
@@ -45,7 +46,7 @@ class CwFedAvgClient:
         mixes_classes=True,
         exchanges=frozenset(),
         own_losses=frozenset(),
-        tasks=frozenset({"classification"}),
+        tasks=ONE_CLASS,
     )
 
     wdr: Annotated[float, Field(ge=0)] = 5.0  # lambda; multiplies Omega, as in the paper (released: -wd 10 is 5 here)

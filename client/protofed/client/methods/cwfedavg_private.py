@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from protofed.client.method import (
+    ONE_CLASS,
     Declaration,
     FitContext,
     Part,
@@ -37,7 +38,7 @@ class CwFedAvgPrivateClient:
         mixes_classes=True,
         exchanges=frozenset(),
         own_losses=frozenset(),
-        tasks=frozenset({"classification"}),
+        tasks=ONE_CLASS,
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.CLASS_PRESENCE})
 

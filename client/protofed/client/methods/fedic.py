@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
+    ONE_CLASS,
     CalibratedEnsemble,
     Declaration,
     Exchange,
@@ -43,7 +44,7 @@ class FEDICClient:
         mixes_classes=False,
         exchanges=frozenset({Exchange.SHARE}),  # with the evaluator
         own_losses=frozenset(),
-        tasks=frozenset({"classification"}),
+        tasks=ONE_CLASS,
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 

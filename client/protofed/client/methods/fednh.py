@@ -9,6 +9,7 @@ from pydantic import Field
 from torch.nn.functional import normalize
 
 from protofed.client.method import (
+    ONE_CLASS,
     ClassRows,
     ConfigError,
     CosineHead,
@@ -43,7 +44,7 @@ class FedNHClient:
         mixes_classes=False,
         exchanges=frozenset(),
         own_losses=frozenset(),
-        tasks=frozenset({"classification"}),
+        tasks=ONE_CLASS,
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.PROTOTYPES})
 

@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from protofed.client.method import (
+    ONE_CLASS,
     Declaration,
     FitContext,
     Part,
@@ -39,7 +40,7 @@ class FedPHPClient:
         mixes_classes=False,
         exchanges=frozenset(),
         own_losses=frozenset(),
-        tasks=frozenset({"classification"}),
+        tasks=ONE_CLASS,
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from protofed.client.method import (
+    ONE_CLASS,
     ClassRows,
     ComparedBy,
     Declaration,
@@ -45,7 +46,7 @@ class FedProcClient:
         mixes_classes=False,
         exchanges=frozenset(),
         own_losses=frozenset(),
-        tasks=frozenset({"classification"}),
+        tasks=ONE_CLASS,
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.PROTOTYPES})
     compared_by: ClassVar[ComparedBy] = "direction"

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from protofed.client.method import (
+    ONE_CLASS,
     ClassRows,
     Declaration,
     FitContext,
@@ -41,7 +42,7 @@ class FedProtoClient:
         mixes_classes=False,
         exchanges=frozenset(),
         own_losses=frozenset(),
-        tasks=frozenset({"classification"}),
+        tasks=ONE_CLASS,
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.PROTOTYPES})
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, ones
 
 from protofed.client.method import (
+    ONE_CLASS,
     ClassRows,
     ConfigError,
     Declaration,
@@ -48,7 +49,7 @@ class FedPRPClient:
         mixes_classes=False,
         exchanges=frozenset(),
         own_losses=frozenset(),
-        tasks=frozenset({"classification"}),
+        tasks=ONE_CLASS,
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.PROTOTYPES})
 

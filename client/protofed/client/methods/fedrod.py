@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 
 from protofed.client.method import (
+    ONE_CLASS,
     Declaration,
     FitContext,
     Part,
@@ -37,7 +38,7 @@ class FedRODClient:
         mixes_classes=False,
         exchanges=frozenset(),
         own_losses=frozenset({"balanced-softmax"}),  # of the generic head
-        tasks=frozenset({"classification"}),
+        tasks=ONE_CLASS,
     )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 

@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from protofed.server.method import (
+    ONE_CLASS,
     Array,
     ClassRows,
     ContributorMeans,
@@ -36,7 +37,7 @@ FEATURES, KNOWN = "features", "known"  # of PRIVATE: [C, n, D], and [C], 1 for a
 
 
 @server_methods.register(
-    Method("creff", "CReFF", "Shang et al., IJCAI 2022", client_options=("min_samples_per_class",))
+    Method("creff", "CReFF", "Shang et al., IJCAI 2022", client_options=("min_samples_per_class",), tasks=ONE_CLASS)
 )
 @dataclass(frozen=True)
 class CReFFServer:

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from protofed.server.method import (
+    ONE_CLASS,
     ConfigError,
     ExpectedUpdate,
     Mean,
@@ -29,7 +30,9 @@ from protofed.server.method import (
 from protofed.server.methods.mixtures import FACTORS, distribution, mixed, row, stacked
 
 
-@server_methods.register(Method("cwfedavg", "cwFedAVG", "Lee and Choi, arXiv 2406.07800v1", client_options=("wdr",)))
+@server_methods.register(
+    Method("cwfedavg", "cwFedAVG", "Lee and Choi, arXiv 2406.07800v1", client_options=("wdr",), tasks=ONE_CLASS)
+)
 @dataclass(frozen=True)
 class CwFedAvgServer:
     """Class models w_j^G = sum_i q_ij w_i^L; what site i is sent: w_i = sum_j p_ij w_j^G.

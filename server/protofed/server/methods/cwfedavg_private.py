@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from protofed.server.method import (
+    ONE_CLASS,
     Array,
     ContributorMeans,
     ExpectedUpdate,
@@ -28,7 +29,9 @@ from protofed.server.method import (
 
 
 @server_methods.register(
-    Method("cwfedavg-private", "cwFedAVG, mixed by the sites", "after Lee and Choi, arXiv 2406.07800v1")
+    Method(
+        "cwfedavg-private", "cwFedAVG, mixed by the sites", "after Lee and Choi, arXiv 2406.07800v1", tasks=ONE_CLASS
+    )
 )
 @dataclass(frozen=True)
 class CwFedAvgPrivateServer:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from protofed.server.method import (
+    ONE_CLASS,
     ExpectedUpdate,
     Method,
     Part,
@@ -32,9 +33,10 @@ from protofed.server.method import (
         "FedPHP",
         "Li et al., ECML-PKDD 2021",
         client_options=("transfer", "lam", "temperature", "inheritance"),
+        tasks=ONE_CLASS,
     ),
     Method("fedprox", "FedProx", "Li et al., MLSys 2020", client_options=("mu",)),
-    Method("fedrod", "FedROD", "Chen and Chao, ICLR 2022"),
+    Method("fedrod", "FedROD", "Chen and Chao, ICLR 2022", tasks=ONE_CLASS),
     Method("moon", "MOON", "Li et al., CVPR 2021", client_options=("mu", "temperature")),
 )
 @dataclass(frozen=True)

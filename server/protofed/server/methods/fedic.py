@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from protofed.server.method import (
+    ONE_CLASS,
     Array,
     ExpectedUpdate,
     Mean,
@@ -27,7 +28,7 @@ from protofed.server.method import (
 OF_CLIENT = ("steps", "refine_lr", "refine_decay", "distilled", "temperature")
 
 
-@server_methods.register(Method("fedic", "FEDIC", "Shang et al., ICME 2022", client_options=OF_CLIENT))
+@server_methods.register(Method("fedic", "FEDIC", "Shang et al., ICME 2022", client_options=OF_CLIENT, tasks=ONE_CLASS))
 @dataclass(frozen=True)
 class FEDICServer:
     """w <- the evaluator's distillation of the sites' models into their mean sum_k p_k w_k."""

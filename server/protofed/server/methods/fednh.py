@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from protofed.server.method import (
+    ONE_CLASS,
     Array,
     ClassRows,
     ConfigError,
@@ -35,7 +36,9 @@ Means: TypeAlias = Literal["uniform", "similarity", "literal"]
 
 
 @server_methods.register(
-    Method("fednh", "FedNH", "Dai et al., AAAI 2023", client_options=("means", "min_samples_per_class"))
+    Method(
+        "fednh", "FedNH", "Dai et al., AAAI 2023", client_options=("means", "min_samples_per_class"), tasks=ONE_CLASS
+    )
 )
 @dataclass(frozen=True)
 class FedNHServer:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from protofed.server.method import (
+    ONE_CLASS,
     Array,
     ClassRows,
     ContributorMeans,
@@ -34,6 +35,7 @@ from protofed.server.method import (
         "FedProc",
         "Mu et al., 2021",
         client_options=("gpc_from_start", "min_samples_per_class", "prototypes"),
+        tasks=ONE_CLASS,
     )
 )
 @dataclass(frozen=True)

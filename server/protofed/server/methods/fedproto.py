@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from protofed.server.method import (
+    ONE_CLASS,
     ClassRows,
     ContributorMeans,
     ExpectedUpdate,
@@ -24,7 +25,13 @@ from protofed.server.method import (
 
 
 @server_methods.register(
-    Method("fedproto", "FedProto", "Tan et al., AAAI 2022", client_options=("lam", "min_samples_per_class"))
+    Method(
+        "fedproto",
+        "FedProto",
+        "Tan et al., AAAI 2022",
+        client_options=("lam", "min_samples_per_class"),
+        tasks=ONE_CLASS,
+    )
 )
 @dataclass(frozen=True)
 class FedProtoServer:

@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from protofed.server.method import (
+    ONE_CLASS,
     Array,
     ClassRows,
     ContributorMeans,
@@ -41,7 +42,9 @@ OF_CLIENT = (
 )
 
 
-@server_methods.register(Method("fedprp", "FedPRP", "Guo et al., TNNLS 2024", client_options=OF_CLIENT))
+@server_methods.register(
+    Method("fedprp", "FedPRP", "Guo et al., TNNLS 2024", client_options=OF_CLIENT, tasks=ONE_CLASS)
+)
 @dataclass(frozen=True)
 class FedPRPServer:
     """Body: uniform mean, eq. (5). Prototypes: P_c <- beta * mean over contributors + (1 - beta) P_c, eq. (8)."""

@@ -28,8 +28,9 @@ from protofed.common.errors import ConflictError, FailureReason, OutOfSpaceError
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import SUM_STEPS, Role, SumOf, TaskKind
 from protofed.common.secure_aggregation.groups import Groups
+from protofed.common.tasks import check_defined
 from protofed.server.access.certificates import Certificates
-from protofed.server.method import ServerMethod
+from protofed.server.method import ServerMethod, server_methods
 from protofed.server.metrics import ServerMetrics, SumFailure
 from protofed.server.rounds.aggregation.aggregation import (
     PAUSE_S,
@@ -81,6 +82,8 @@ class Run:
         self.recipe, self.name = recipe, recipe.name
         self._context, self._ledger = context, context.ledger
         self.method: ServerMethod = build_method(recipe)
+        recipe.check_task()
+        check_defined(recipe.method.name, server_methods.about(recipe.method.name).tasks, recipe.task.name)
         check_secure(recipe, self.method)
         check_best_by(recipe, global_model=self.method.global_model)
         check_robust(recipe, self.method)
