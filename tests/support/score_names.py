@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from protofed.common.config.tables import NamedOptions
+from protofed.common.config.tasks import CLASSIFICATION, build_task
 from protofed.common.protocol.scores import ScoreFamily, ScoreNames, list_families
-from protofed.common.tasks import CLASSIFICATION, build_task
 
 
 def families(task: str = CLASSIFICATION, **options: object) -> dict[str, ScoreFamily]:

@@ -34,6 +34,7 @@ from protofed.client.training.noisy_steps import check_model as check_noisy_mode
 from protofed.common.codec import Digest, digest, encode
 from protofed.common.config.recipe import MAX_ROUNDS, DpCost, Plan, Recipe, parse_json
 from protofed.common.config.tables import Input, NamedOptions
+from protofed.common.config.tasks import check_defined
 from protofed.common.errors import (
     CodecError,
     ConfigError,
@@ -58,7 +59,6 @@ from protofed.common.protocol.messages import (
     TaskKind,
 )
 from protofed.common.secure_aggregation.linear_form import POINT, read_form
-from protofed.common.tasks import check_defined
 from protofed.common.version import VERSION
 
 # Fixed at the site, and long: a server that could shorten it would see single batches, and count the examples.

@@ -1,8 +1,8 @@
 """The client half of a task, in PyTorch: its protocol, and all that its author imports from protofed.
 
-A `ClientTask` is a frozen dataclass of pure functions, made of the task's `protofed.common.tasks.LearningTask`. It says
-what targets are, what a model's outputs are trained to, and how far they agree with the targets. `protofed new task
-NAME` writes a package with a task of your own.
+A `ClientTask` is a frozen dataclass of pure functions, made of the task's half without PyTorch, a `LearningTask` of
+`protofed.common.config.tasks`. It says what targets are, what a model's outputs are trained to, and how far they agree
+with the targets.
 
 Targets are one tensor [N, ...] on the CPU, of any dtype. Outputs are the model's, [N, C].
 """
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.tables import NamedOptions
+from protofed.common.config.tasks import LearningTask, build_task
 from protofed.common.errors import DataError
 from protofed.common.plugins import import_object
-from protofed.common.tasks import LearningTask, build_task
 
 __all__ = [
     "CONSTANT",

@@ -17,7 +17,7 @@ or without one by its path, `package.module:attribute`. What the path must hold:
   each site the indices of its examples, int64;
 - transform: a factory(**options) that returns a function of an image [channels, H, W], a tensor of uint8 or of float32
   in 0..1, that returns such an image;
-- task: a frozen dataclass, a `protofed.common.tasks.LearningTask`, which names its half in PyTorch.
+- task: a frozen dataclass, a `protofed.common.config.tasks.LearningTask`, which names its half in PyTorch.
 
 A process imports only plug-ins that it allows by name. A daemon has their names in `plugins`, in the site's policy or
 the server's settings. `simulate` allows the names in its user's recipe. A recipe that comes from elsewhere selects

@@ -14,10 +14,10 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from protofed.common.config.recipe import MAX_ROUNDS, LocalLoss, Robust, Sampling
 from protofed.common.config.tables import MAX_NUMBER, StrictModel
+from protofed.common.config.tasks import CLASSIFICATION
 from protofed.common.config.transforms import FAMILIES, check_allowed_names
 from protofed.common.payload import Exchange, Part
 from protofed.common.protocol.messages import MAX_SECURE_SITES, Role, Telemetry, score_family
-from protofed.common.tasks import CLASSIFICATION
 
 GLOBAL, PERSONAL, LOSS, TRAINING, LOCAL = "global.", "personal.", "loss", "train.", ".local."
 

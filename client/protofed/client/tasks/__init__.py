@@ -1,1 +1,1 @@
-"""The client halves of the tasks that come with protofed; `protofed.common.tasks` has the others."""
+"""The client halves of the tasks that come with protofed; `protofed.common.config.tasks` has the others."""

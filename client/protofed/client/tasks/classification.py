@@ -19,9 +19,9 @@ from torch.nn.functional import cross_entropy
 from protofed.client.task import CONSTANT, LeftOut, OwnLabel, OwnNames, Predictions
 from protofed.client.tasks.findings import BELOW_ONE, SCORED, reliability_bins, score_finding
 from protofed.common.config.recipe import Recipe
+from protofed.common.config.tasks import Classification
 from protofed.common.errors import ConfigError, DataError
 from protofed.common.protocol.scores import BINS
-from protofed.common.tasks import Classification
 
 ROWS = 1024  # of logits that are in float64 at a time
 # A test set with a larger share of one class has no score in a sum: honest models would often be constant there, and
@@ -31,7 +31,7 @@ MAX_MAJORITY = 0.9
 
 @dataclass(frozen=True)
 class ClassificationTask:
-    """The client half of `protofed.common.tasks.Classification`."""
+    """The client half of `protofed.common.config.tasks.Classification`."""
 
     options: Classification
 

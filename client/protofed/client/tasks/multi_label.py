@@ -17,9 +17,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from protofed.client.task import CONSTANT, LeftOut, OwnLabel, OwnNames, Predictions
 from protofed.client.tasks.findings import BELOW_ONE, SCORED, reliability_bins, score_finding
 from protofed.common.config.recipe import Recipe
+from protofed.common.config.tasks import MultiLabel, UnknownRule
 from protofed.common.errors import DataError, short
 from protofed.common.protocol.scores import BINS
-from protofed.common.tasks import MultiLabel, UnknownRule
 
 UNKNOWN = -1.0
 _INVALID = -2.0  # in place of what the recipe has no rule for
@@ -30,7 +30,7 @@ MIN_EACH = 5  # examples with a finding, and without, that scores on a site's ow
 
 @dataclass(frozen=True)
 class MultiLabelTask:
-    """The client half of `protofed.common.tasks.MultiLabel`."""
+    """The client half of `protofed.common.config.tasks.MultiLabel`."""
 
     options: MultiLabel
 

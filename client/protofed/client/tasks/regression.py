@@ -18,8 +18,8 @@ from torch.nn.functional import mse_loss
 
 from protofed.client.task import CONSTANT, LeftOut, OwnLabel, OwnNames, Predictions
 from protofed.common.config.recipe import Recipe
+from protofed.common.config.tasks import Regression
 from protofed.common.errors import DataError, short
-from protofed.common.tasks import Regression
 
 STRATA = 10  # equal parts of the range
 NEAR = 0.01  # of the range: predictions that are nearer than this are much the same
@@ -28,7 +28,7 @@ AGREEMENT = 1.96  # standard deviations from the bias to a limit of agreement (B
 
 @dataclass(frozen=True)
 class RegressionTask:
-    """The client half of `protofed.common.tasks.Regression`."""
+    """The client half of `protofed.common.config.tasks.Regression`."""
 
     options: Regression
 

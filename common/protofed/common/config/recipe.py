@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, ValidationError, ValidatorFunctionWrapHan
 from protofed.common.codec import Digest, digest
 from protofed.common.config.data import Data
 from protofed.common.config.tables import Input, Model, NamedOptions, NamedTransform, Share, StrictModel
+from protofed.common.config.tasks import CLASSIFICATION, build_task, tasks
 from protofed.common.config.toml_files import explain, read_extended, read_table
 from protofed.common.config.transforms import MAX_TRANSFORMS
 from protofed.common.deprecated import rename_json, rename_keys
@@ -25,7 +26,6 @@ from protofed.common.ids import Id
 from protofed.common.protocol.messages import LONGEST_S, MAX_BYTES, MAX_SECURE_SITES, MIN_SECURE_SITES, Role
 from protofed.common.protocol.scores import ScoreNames, list_families
 from protofed.common.secure_aggregation.linear_form import POINT, FixedPoint
-from protofed.common.tasks import CLASSIFICATION, build_task, tasks
 
 # that `client.models.catalogue` registers, for processes without torch
 MODELS = ("conv2cifar", "digits-cnn", "fedavg-cnn", "mlp", "resnet18", "resnet50", "simple-cnn")

@@ -1,8 +1,8 @@
 """The closed list of numbers that sites may report: their names, who reports them, and the range of each.
 
-A run's task says which scores there are (`common.tasks`). Sites name their scores by this list, and policies choose
-from it. The server refuses whatever is not in it. A name that nobody computes, or a value that no model can have, must
-reach no table, report or alert.
+A run's task says which scores there are (`common.config.tasks`). Sites name their scores by this list, and policies
+choose from it. The server refuses whatever is not in it. A name that nobody computes, or a value that no model can
+have, must reach no table, report or alert.
 
 `Spread` is a score over sites: mean, standard deviation and worst.
 """

@@ -24,11 +24,11 @@ import structlog
 
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
+from protofed.common.config.tasks import check_defined
 from protofed.common.errors import ConflictError, FailureReason, OutOfSpaceError, StateError
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import SUM_STEPS, Role, SumOf, TaskKind
 from protofed.common.secure_aggregation.groups import Groups
-from protofed.common.tasks import check_defined
 from protofed.server.access.certificates import Certificates
 from protofed.server.method import ServerMethod, server_methods
 from protofed.server.metrics import ServerMetrics, SumFailure
