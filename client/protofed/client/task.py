@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.tables import NamedOptions
 from protofed.common.config.tasks import LearningTask, build_task
 from protofed.common.errors import DataError
 from protofed.common.plugins import import_object
+
+if TYPE_CHECKING:  # images are read without PyTorch, too
+    from torch import Tensor
 
 __all__ = [
     "CONSTANT",
@@ -176,7 +178,7 @@ def as_target(value: object) -> Target:
     Raises:
         DataError: it is neither a number nor a row of numbers.
     """
-    array = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     if array.ndim > 1 or not array.size or array.dtype.kind not in "iuf":
         raise DataError("expected a number, or a row of numbers")
     if array.size > 1:

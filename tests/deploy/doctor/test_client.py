@@ -325,14 +325,14 @@ def test_what_a_policy_lets_out_or_that_it_cannot_be_read(look: Look, tmp_path: 
     assert "all that is trained in secure aggregation alone (secure = required)" in strict
     assert "0 scores, none of the site's own" in strict
     standard = look(policy=shipped.folder("policies") / "standard.toml")["policy"].message
-    assert "13 scores, none of the site's own" in standard
+    assert "19 scores, none of the site's own" in standard
     assert "all that is trained in secure aggregation alone (secure = required)" in standard
     open_ = look(policy=shipped.folder("policies") / "open.toml")["policy"].message
     assert "class_distribution_estimate" in open_
     assert "sums alone" not in open_
     assert "9 of the site's own: they tell its label counts" in open_
     told = {roles: look(policy="standard", roles=roles)["policy"].message for roles in (("evaluator",), tuple(Role))}
-    assert [("13 of a test set that tell its label counts" in text) for text in told.values()] == [False, True]
+    assert [("19 of a test set that tell its label counts" in text) for text in told.values()] == [False, True]
 
 
 def test_a_limit_a_day_that_is_used_up(look: Look, tmp_path: Path) -> None:

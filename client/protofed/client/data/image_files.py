@@ -36,7 +36,6 @@ from protofed.client.data.labels import LabelMap
 from protofed.client.data.pictures import FilePicture, StoredPicture
 from protofed.client.data.volumes import ImageTile, gives_several
 from protofed.client.task import ClientTask, LeftOut, OwnLabel, Target
-from protofed.client.tasks.classification import CLASSES
 from protofed.common.config.data import ColumnPartition, Data, data_folder
 from protofed.common.config.tables import Frames
 from protofed.common.errors import DataError
@@ -404,7 +403,7 @@ class Scan:
 
 
 def scan(
-    data: Data, class_names: Sequence[str], classes: int, frames: Frames = "one", task: ClientTask = CLASSES
+    data: Data, class_names: Sequence[str], classes: int, frames: Frames = "one", task: ClientTask | None = None
 ) -> Scan:
     """List the examples of a source `folder` or `manifest` and map their labels.
 
@@ -418,7 +417,7 @@ def scan(
         class_names: the run's class names, in the order of their indices.
         classes: C.
         frames: the run's `input.frames`.
-        task: what the labels are read as.
+        task: what the labels are read as; None: classes.
 
     Raises:
         DataError: no root, no class_names, a manifest with wrong rows, paths or links that lead out of the root; or a
@@ -428,6 +427,10 @@ def scan(
         raise DataError(
             f"the recipe has no `class_names`: labels of source {data.source} are names, and the run must name its own"
         )
+    if task is None:
+        from protofed.client.tasks.classification import CLASSES  # with PyTorch, without which images can be listed
+
+        task = CLASSES
     labels = LabelMap.of(data, class_names)
     columns = tuple(map(normalise, _label_headings(data))) if _has_several(data) and data.source != "folder" else ()
     listing = list_files(data)

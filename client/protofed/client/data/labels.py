@@ -6,18 +6,19 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from protofed.client.data.file_entry import normalise, parse_split
 from protofed.client.data.partition import Indices
 from protofed.client.task import ClientTask, LeftOut, OwnLabel
 from protofed.common.config.data import Data
 from protofed.common.errors import DataError, short
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_NAMED = 50  # labels in one error: a wrong column may have as many as rows
 _DECIMAL = re.compile(r"[0-9]{1,6}")
@@ -126,11 +127,13 @@ def by_number(
     targets = np.array([one for one in read if not isinstance(one, LeftOut)])
     rows = np.flatnonzero(usable[inverse])
     places = (usable.cumsum() - 1)[inverse[rows]]
-    return rows, as_targets(targets[places]) if len(rows) else torch.empty(0, dtype=torch.int64)
+    return rows, as_targets(targets[places] if len(rows) else np.empty(0, np.int64))
 
 
 def as_targets(targets: NDArray[Any]) -> Tensor:
     """Targets [N, ...] as a tensor: whole numbers stay whole."""
+    import torch  # images are read without it, too
+
     return torch.from_numpy(targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64))
 
 

@@ -49,6 +49,11 @@ JUDGED_BY = (
     ),
 )
 _LOWER = frozenset({"ece", "loss", "brier", "mae"})  # scores of which lower values are better
+_SHARES = frozenset(  # that people read in percent
+    {"accuracy", "balanced_accuracy", "recall", "many", "medium", "few", "groups", "pm_v", "pm_l", "majority", "share"}
+    | {"confidence", "auroc", "average_precision", "sensitivity", "ece"}
+    | {"class_auroc", "class_average_precision", "class_sensitivity"}
+)
 _UNRANKED = frozenset({"majority", "ece", "bias", "agreement_low", "agreement_high"})  # that judge no model alone
 LOSS = "loss"
 MAX_LOSS = 1e9  # a loss of training; a model that gives more has diverged
@@ -216,6 +221,11 @@ class Spread:
 def lower_is_better(name: str) -> bool:
     """Whether lower values of a score are better, as of errors and losses."""
     return score_family(name).rpartition(".")[2] in _LOWER
+
+
+def is_share(name: str) -> bool:
+    """Whether a score is a share, which people read in percent; all others are shown as they are."""
+    return score_family(name).rpartition(".")[2] in _SHARES
 
 
 def spread(values: list[float], lower_is_better: bool = False) -> Spread:

@@ -16,10 +16,12 @@ import numpy as np
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, DataError, unknown
 from protofed.common.payload import SiteId
+from protofed.common.protocol.messages import score_family
 from protofed.common.protocol.scores import (
     LOSS,
     OWN_METRIC,
     Spread,
+    is_share,
     lower_is_better,
     spreads,
 )
@@ -73,7 +75,7 @@ class Target:
     @property
     def shown(self) -> str:
         """The value, shares in percent."""
-        return f"{self.value:g}" if self.score.endswith("loss") else f"{100 * self.value:g} %"
+        return f"{100 * self.value:g} %" if is_share(self.score) else f"{self.value:g}"
 
 
 def costs(result: Result) -> dict[int, Cost]:
@@ -222,8 +224,12 @@ class TableColumn:
 
 
 def usual(runs: Sequence[Summary]) -> list[TableColumn]:
-    """Those of the usual columns that any of the runs has."""
-    return [column for column in USUAL if any(column.read(run) is not None for run in runs)]
+    """Those of the usual columns that any of the runs has; of runs without classes, all scores but those by finding."""
+    present = [column for column in USUAL if any(column.read(run) is not None for run in runs)]
+    names = sorted({name for run in runs for name in run.sites if score_family(name) == name and name != LOSS})
+    if not names or any(name.rpartition(".")[2] == "accuracy" for name in names):
+        return present
+    return [*(named(name, runs) for name in names if not OWN_METRIC.fullmatch(name)), *present]
 
 
 def to_reach(target: Target) -> list[TableColumn]:
@@ -254,8 +260,8 @@ def named(metric: str, runs: Sequence[Summary]) -> TableColumn:
         metric,
         f"{name}, {TAKES[take].meaning}",
         _take(take, name),
-        percent=not name.endswith("loss"),
-        digits=4 if name.endswith("loss") else 1,
+        percent=is_share(name),
+        digits=1 if is_share(name) else 4,
         lower_is_better=lower,
         tested=True,
     )

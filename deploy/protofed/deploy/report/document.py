@@ -14,6 +14,7 @@ from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.figure import Figure as Drawing
 
+from protofed.common.protocol.scores import is_share
 from protofed.deploy.plots import STYLE, rendered
 from protofed.deploy.tables import Cell, Table
 
@@ -47,7 +48,8 @@ def percent(share: float) -> str:
 
 def formatted(name: str, value: float) -> str:
     """A score's value: shares in percent, without the sign; calibration errors, losses and areas as they are."""
-    return f"{value:.3f}" if name.rpartition(".")[2] in ("ece", "loss", "auroc") else f"{100 * value:.1f}"
+    score = name.rpartition(".")[2]
+    return f"{100 * value:.1f}" if not score or (is_share(name) and score not in ("ece", "auroc")) else f"{value:.3f}"
 
 
 def label(name: str) -> str:

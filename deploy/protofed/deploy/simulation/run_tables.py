@@ -17,10 +17,11 @@ from rich.text import Text
 from protofed.client.device import pick_device
 from protofed.client.policy.policy import Policy
 from protofed.common.config.recipe import Recipe
+from protofed.common.config.tasks import CLASSIFICATION
 from protofed.common.errors import RunFailedError, count
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Scores
-from protofed.common.protocol.scores import Spread, spreads
+from protofed.common.protocol.scores import JUDGED_BY, Spread, is_share, spreads
 from protofed.deploy.progress import progress
 from protofed.deploy.run_view import BestSnapshot, best_sentence, warning_lines
 from protofed.deploy.simulation.simulation import NewPool, held_out_scores, simulation
@@ -73,7 +74,20 @@ def scores_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None]
     )
     lines = [RunLine(recipe, view) for recipe in recipes if (view := views.get(recipe.name)) is not None]
     aggregated = any(spread.std is None for line in lines if line.view for spread in line.view.scores.values())
-    return terminal(SCORES, lines, BOXED, title, CAPTION + sampled + ONLY_MEAN * aggregated)
+    of_classes = all(recipe.task.name == CLASSIFICATION for recipe in recipes)
+    columns = SCORES if of_classes else [SCORES[0], *_score_columns(recipes)]
+    caption = CAPTION if of_classes else OTHER_CAPTION
+    return terminal(columns, lines, BOXED, title, caption + sampled + ONLY_MEAN * aggregated)
+
+
+def _score_columns(recipes: Sequence[Recipe]) -> list[Column[RunLine]]:
+    """Of tasks other than classification: what is taken of the global model, and by what own models are judged."""
+    names = dict.fromkeys(name for recipe in recipes for name in recipe.score_names().families)
+    judged = [name for name in JUDGED_BY if name in names and name.startswith("personal.")]
+    of_all = [name for name in names if name.startswith("global.") and name.count(".") == 1]
+    unindexed = [name for name in of_all if not name.startswith("global.class_")]
+    own = [_score(name.replace("personal", "own").replace(".", "\n"), name, "mean", "std") for name in judged]
+    return [*(_score(name.partition(".")[2].replace("_", "\n"), name, "mean") for name in unindexed), *own]
 
 
 def _method(line: RunLine) -> str:
@@ -90,7 +104,10 @@ def _number(head: str, read: Callable[[Overview], str]) -> Column[RunLine]:
 
 def _score(head: str, name: str, *fields: str) -> Column[RunLine]:
     return Column(
-        head, lambda line: _percent(line.view and line.view.scores.get(name), *fields), right=True, overflow="ellipsis"
+        head,
+        lambda line: _shown(line.view and line.view.scores.get(name), *fields, percent=is_share(name)),
+        right=True,
+        overflow="ellipsis",
     )
 
 
@@ -106,6 +123,10 @@ CAPTION = (
     "classes that the site has. PM(L): the same, weighted by the site's class frequencies. Own balanced: on all "
     "classes. In %, mean ± standard deviation over sites."
 )
+OTHER_CAPTION = (
+    "The global model's scores on the shared test set. Own: each site's own model, on the shared test set or (local) "
+    "on its own. Shares in %, others as they are; mean ± standard deviation over sites."
+)
 
 AGGREGATED = " *"  # a mean that is alone
 ONLY_MEAN = " *: a mean over sites, from a secure aggregation, which tells of no site alone."
@@ -116,11 +137,13 @@ def scores_json(views: Sequence[Overview]) -> list[dict[str, Any]]:
     return [asdict(view) for view in views]
 
 
-def rates(view: Overview, classes: int) -> str:
-    """What a model reaches without having learnt anything, for a comparison with its scores."""
+def rates(view: Overview, recipe: Recipe) -> str:
+    """What a model reaches without having learnt anything, for a comparison with its scores; empty: not known."""
+    if recipe.task.name != CLASSIFICATION:
+        return "Chance: auroc 50.0." if "global.auroc" in recipe.score_names().families else ""
     majority = view.scores.get("global.majority")
     common = "" if majority is None else f"; always the most common class: GM {_percent(majority, 'mean')}"
-    return f"Chance: balanced {100 / classes:.1f}{common}."
+    return f"Chance: balanced {100 / recipe.classes:.1f}{common}."
 
 
 class Simulated(NamedTuple):
@@ -179,7 +202,8 @@ def simulate_with_progress(
         bar.to(view.round, view.phase)  # which may be fewer than planned
     console = Console(stderr=as_json, width=None if as_json or sys.stdout.isatty() else FILE_WIDTH)
     console.print(scores_table([recipe], {recipe.name: view}, recipe.name))
-    console.print(rates(view, recipe.classes), highlight=False)
+    if chance := rates(view, recipe):
+        console.print(chance, highlight=False)
     if view.phase != "completed" and not view.failed:
         console.print(f"{view.run}: {view.phase}", markup=False, highlight=False, soft_wrap=True)
     if best is not None:
@@ -224,10 +248,14 @@ def status(phase: Phase, rounds: int) -> tuple[int, str]:
 
 
 def _percent(value: Spread | None, *fields: str) -> str:
+    return _shown(value, *fields)
+
+
+def _shown(value: Spread | None, *fields: str, percent: bool = True) -> str:
     numbers = [getattr(value, field, None) for field in fields]
     if numbers[0] is None:
         return "–"  # not scored yet; or of a secure aggregation, which has no worst site
-    text = " ± ".join(f"{100 * number:.1f}" for number in numbers if number is not None)
+    text = " ± ".join(f"{100 * number:.1f}" if percent else f"{number:.3g}" for number in numbers if number is not None)
     return text + AGGREGATED * (None in numbers)
 
 

@@ -31,6 +31,16 @@ _MEASURES = {
     "medium": "share of right answers on the classes of medium frequency",
     "few": "share of right answers on the rarest half of the classes",
     "groups": "mean of many, medium and few",
+    "average_precision": "mean of the findings' average precision: the area under precision over sensitivity",
+    "sensitivity": "mean of the findings' sensitivity at the run's least specificity",
+    "brier": "Brier score: mean squared difference of probabilities and truth; lower is better",
+    "class_auroc": "of each class or finding against all others, the area under the ROC curve",
+    "class_average_precision": "of each class or finding against all others, the average precision",
+    "class_sensitivity": "of each class or finding, the sensitivity at the run's least specificity",
+    "mae": "mean absolute error, in the unit of the numbers; lower is better",
+    "bias": "mean of prediction minus truth (Bland and Altman); 0 is none",
+    "agreement_low": "lower limit of agreement: bias less 1.96 standard deviations of the differences",
+    "agreement_high": "upper limit of agreement: bias and 1.96 standard deviations of the differences",
 }
 
 
