@@ -28,7 +28,7 @@ HALVES = [
 
 CLIENT = """
 Array CalibratedEnsemble ClassRows ClientMethod ComparedBy ComparingMethod ConfigError Cores CosineHead Declaration
-Distance DpCost Exchange FailureReason FitContext FitStart LocalLoss Loss MethodHead ParameterGroup Part Payload
+Distance DpCost Exchange FailureReason FitContext FitStart LocalLoss Loss MethodHead ONE_CLASS ParameterGroup Part Payload
 Personal Plan PrivateMethod PrototypeHead RefiningClientMethod SiteId SplitModel Step SumForm SummableClientMethod
 TaskFailedError Tensors Trained Update Weigher Weighting balanced_softmax class_gradients class_means class_shares
 client_methods compute_losses distance distillation distribution_gap dump frequent frozen held inter_class intra_class
@@ -37,7 +37,7 @@ remembered sgd_length site_models soft_labels stacked supervised towards train t
 """
 SERVER = """
 Array ClassRows ClasswiseMethod ConfigError ContributorMeans ExpectedUpdate JoiningMethod Mean Method NOTHING
-OwnStartMethod Part Payload RefiningServerMethod RoundContext ServerMethod SiteId StateError SumForm
+ONE_CLASS OwnStartMethod Part Payload RefiningServerMethod RoundContext ServerMethod SiteId StateError SumForm
 SummableServerMethod Sums TensorSpec Tensors Update Weighting describe distance_norm is_buffer like prototype_rows
 server_methods towards unit weigh weighted_mean weights
 """

@@ -274,7 +274,7 @@ def _targets_of_numbers(
 ) -> list[Target | None]:
     """The target of each label [N]; None: the label has none."""
 
-    def target_of(number: Any) -> Target | None:
+    def find_target(number: Any) -> Target | None:
         try:
             _, (target,) = by_number(np.array([number], labels.dtype), task, data, class_names, classes)
         except (DataError, ValueError):  # unmapped, or ignored
@@ -283,5 +283,5 @@ def _targets_of_numbers(
         return tuple(read) if isinstance(read, list) else read
 
     present, of_each = np.unique(labels, return_inverse=True)
-    targets = list(map(target_of, present))
+    targets = list(map(find_target, present))
     return [targets[place] for place in of_each]
