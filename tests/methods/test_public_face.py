@@ -28,9 +28,10 @@ HALVES = [
 
 CLIENT = """
 Array CalibratedEnsemble ClassRows ClientMethod ComparedBy ComparingMethod ConfigError Cores CosineHead Declaration
-Distance DpCost Exchange FailureReason FitContext FitStart LocalLoss Loss MethodHead ONE_CLASS ParameterGroup Part Payload
-Personal Plan PrivateMethod PrototypeHead RefiningClientMethod SiteId SplitModel Step SumForm SummableClientMethod
-TaskFailedError Tensors Trained Update Weigher Weighting balanced_softmax class_gradients class_means class_shares
+Distance DpCost Exchange FailureReason FitContext FitStart LocalLoss Loss MethodHead ONE_CLASS ParameterGroup Part
+Payload Personal Plan PrivateMethod PrototypeHead RefiningClientMethod SiteId SplitModel Step SumForm
+SummableClientMethod TaskFailedError Tensors Trained Update Weigher Weighting balanced_softmax class_gradients
+class_means class_shares
 client_methods compute_losses distance distillation distribution_gap dump frequent frozen held inter_class intra_class
 label_shares load load_joined mean_discrepancy mixed mixture model_contrast named prototypical_contrast proximal
 remembered sgd_length site_models soft_labels stacked supervised towards train train_head weights
