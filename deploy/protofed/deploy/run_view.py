@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from protofed.client.policy.rules import is_own
+from protofed.common.config.tasks import CLASSIFICATION
 from protofed.common.errors import ConfigError, count, short
 from protofed.common.protocol.messages import score_family
 from protofed.common.protocol.scores import Spread, lower_is_better, recorded_spreads
@@ -152,6 +153,11 @@ class RunView:
         """The recipe that the run was started with."""
         recipe: Mapping[str, Any] = self.raw["recipe"]
         return recipe
+
+    @property
+    def task(self) -> str:
+        """What the run learns; a recipe says it only where that is not classes."""
+        return str(self.recipe.get("task", {}).get("name", CLASSIFICATION))
 
     @property
     def groups(self) -> Sequence[Sequence[str]]:

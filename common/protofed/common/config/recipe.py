@@ -467,12 +467,17 @@ class Recipe(StrictModel):
         return self
 
     def check_task(self) -> None:
-        """Check that the task can be learnt with these options and so many outputs.
+        """Check that the task can be learnt with these options and so many outputs, and has the score `best_by`.
 
         Raises:
             ConfigError: it cannot, or is a plug-in's that this process may not load.
         """
         build_task(self.task).check(self.classes)
+        if self.federation.best_by is not None and self.task.name not in set(tasks):  # others: as the recipe was read
+            try:
+                self.score_names().judges(self.federation.best_by)
+            except ValueError as error:
+                raise ConfigError(f"federation.best_by = {error}") from error
 
     def score_names(self) -> ScoreNames:
         """The scores that the run can have; errors as of `check_task`."""

@@ -19,6 +19,7 @@ from protofed.common.clock import utc_now
 from protofed.common.config.data import Data
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.tables import NamedOptions
+from protofed.common.config.tasks import CLASSIFICATION
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.scores import spreads
@@ -100,6 +101,11 @@ def export(request: ExportRequest) -> Exported:
     plugins.allow(request.allowed)
     model_folder.check_vacant(request.out, force=request.force)
     built, scores, run = _build(request)
+    if (task := built.recipe.task.name) != CLASSIFICATION:
+        raise ConfigError(
+            f"the run's task is '{task}', and an exported model gives probabilities of classes: only runs of the task "
+            f"{CLASSIFICATION} can be exported yet"
+        )
     weights = built.model.weights()
     if problem := codec.first_not_finite(weights):
         raise ConfigError(f"the model is unusable: {problem} has values that are not finite; take another --round")

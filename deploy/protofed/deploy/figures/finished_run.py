@@ -20,6 +20,7 @@ from protofed.client.training.context import FitContext
 from protofed.common.config.data import Data
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.tables import Input
+from protofed.common.config.tasks import CLASSIFICATION
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import Array, Part, Payload, SiteId, unit
 from protofed.common.protocol.scores import spreads
@@ -166,6 +167,8 @@ def open_run(folder: Path, recipe: Recipe | None = None) -> FinishedRun:
         raise ConfigError(f"{folder} is a simulation's state, which does not hold its data's settings; add --recipe")
     if recipe is None or not (state / LEDGER_FILE).exists():
         raise StateError(f"{folder} holds no simulation; expected a job of `compare`, or the --state of `simulate`")
+    if recipe.task.name != CLASSIFICATION:
+        raise ConfigError(f"the run in {folder} is of the task '{recipe.task.name}': figures are of classes alone")
     with simulation(recipe, state) as running:
         published = running.run.published
         if not running.runs.finished or running.runs.failed or published is None:

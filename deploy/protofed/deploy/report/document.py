@@ -30,6 +30,20 @@ LABELS = {  # without the model's test set: a record does not have whether two s
     "local.auroc": "area under the ROC curve on the sites' own test sets",
     "ece": "calibration error (ECE; lower is better)",
     "local.ece": "calibration error on the sites' own test sets (lower is better)",
+    "average_precision": "average precision, mean over the findings",
+    "local.average_precision": "average precision on the sites' own test sets, mean over the findings",
+    "sensitivity": "sensitivity at the run's least specificity, mean over the findings",
+    "local.sensitivity": "sensitivity on the sites' own test sets, mean over the findings",
+    "mae": "mean absolute error, in the numbers' own unit (lower is better)",
+    "local.mae": "mean absolute error on the sites' own test sets, in the numbers' own unit (lower is better)",
+    "bias": "mean of prediction minus truth, in the numbers' own unit (0 is none)",
+    "agreement_low": "lower limit of agreement, in the numbers' own unit",
+    "agreement_high": "upper limit of agreement, in the numbers' own unit",
+    "local.bias": "mean of prediction minus truth on the sites' own test sets (0 is none)",
+    "local.agreement_low": "lower limit of agreement on the sites' own test sets",
+    "local.agreement_high": "upper limit of agreement on the sites' own test sets",
+    "brier": "Brier score (lower is better)",
+    "local.brier": "Brier score on the sites' own test sets (lower is better)",
 }
 MANY_ROUNDS = 40  # rows of a table by round; of more rounds it shows some
 
@@ -48,8 +62,17 @@ def percent(share: float) -> str:
 
 def formatted(name: str, value: float) -> str:
     """A score's value: shares in percent, without the sign; calibration errors, losses and areas as they are."""
-    score = name.rpartition(".")[2]
-    return f"{100 * value:.1f}" if not score or (is_share(name) and score not in ("ece", "auroc")) else f"{value:.3f}"
+    return f"{100 * value:.1f}" if in_percent(name) else f"{value:.3f}"
+
+
+def in_percent(name: str) -> bool:
+    """Whether a score's value is shown in percent; a share without a name is."""
+    return not name or (is_share(name) and name.rpartition(".")[2] not in ("ece", "auroc"))
+
+
+def shown(name: str, value: float) -> str:
+    """`formatted` with the sign of a share in percent."""
+    return f"{formatted(name, value)} %" if in_percent(name) else formatted(name, value)
 
 
 def label(name: str) -> str:

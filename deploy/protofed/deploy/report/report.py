@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib import rc_context
 
+from protofed.common.config.tasks import CLASSIFICATION
 from protofed.common.storage import files
 from protofed.common.version import VERSION
 from protofed.deploy.plots import STYLE
@@ -55,6 +56,9 @@ SECTIONS: Sequence[Callable[[RunView], Section]] = (
 )
 
 
+OF_CLASSES = (scores.by_class, scores.groups, scores.fairness, scores.calibration)  # that say nothing of other tasks
+
+
 def report(run_record: Mapping[str, Any]) -> str:
     """A run record (JSON) as one HTML page, which needs no network, no script and no other file."""
     return render(document(run_record))
@@ -64,7 +68,8 @@ def document(run_record: Mapping[str, Any]) -> Document:
     """All that a report says of a run record. Each sentence is made from the record's own fields."""
     record = RunView(run_record)
     with rc_context(STYLE):
-        sections = [section(record) for section in SECTIONS]
+        of_task = (section for section in SECTIONS if record.task == CLASSIFICATION or section not in OF_CLASSES)
+        sections = [section(record) for section in of_task]
     run = record.run
     ended = f"ended {utc(run['ended_at'])}" if run["ended_at"] else "not ended"
     return Document(

@@ -7,7 +7,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from protofed.common.config.tasks import CLASSIFICATION
 from protofed.common.errors import count
+from protofed.common.protocol.messages import score_family
 from protofed.common.protocol.scores import MAJORITY, deviation, lower_is_better, spread
 from protofed.deploy.plots import (
     BLUE,
@@ -20,7 +22,7 @@ from protofed.deploy.plots import (
     points,
     reliability,
 )
-from protofed.deploy.report.document import Figure, Section, formatted, label, percent, thinned
+from protofed.deploy.report.document import Figure, Section, formatted, in_percent, label, percent, thinned
 from protofed.deploy.run_view import GROUPS, RunView, from_sum
 from protofed.deploy.tables import Cell, Row, Table
 
@@ -55,8 +57,8 @@ OWN_MEAN = "; own models: mean over sites"
 def curves(record: RunView) -> Section:
     """Scores and training losses over rounds."""
     panels = [
-        Panel(title, "%", values, _baseline(record, name))
-        for name, title in CURVES.items()
+        Panel(title, "%" if in_percent(name) else "", values, _baseline(record, name))
+        for name, title in _titles(record).items()
         if (values := record.series(name))
     ]
     if losses := record.losses():
@@ -74,6 +76,15 @@ def curves(record: RunView) -> Section:
         figures=[figure],
         missing=[kept_note] if kept_note else [],
     )
+
+
+def _titles(record: RunView) -> Mapping[str, str]:
+    """What is drawn: of another task than classification all scores but those of single outputs."""
+    if record.task == CLASSIFICATION:
+        return CURVES
+    models = {"global": "Global model", "personal": "Own models"}
+    names = [name for name in record.latest_spreads if score_family(name) == name and name.partition(".")[0] in models]
+    return {name: f"{models[name.partition('.')[0]]}: {label(name)}" for name in names}
 
 
 def _about_curves(record: RunView, panels: Sequence[Panel]) -> list[str]:

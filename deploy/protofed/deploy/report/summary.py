@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from protofed.common.config.recipe import Recipe
+from protofed.common.config.tasks import CLASSIFICATION
 from protofed.common.errors import ConfigError
 from protofed.common.errors import count as counted
 from protofed.common.protocol.messages import SUM_STEPS
@@ -22,6 +23,7 @@ from protofed.deploy.report.document import (
     listed,
     megabytes,
     percent,
+    shown,
     utc,
 )
 from protofed.deploy.run_view import GROUPS, RunView, from_sum, is_of_update
@@ -79,11 +81,11 @@ def tiles(record: RunView) -> list[Tile]:
     if (own := own_score(record)) is not None:
         spread, worst = latest[own], record.worst(own)
         aggregated = ", from a secure aggregation" if worst is None else ""
-        apart = "" if spread.std is None else f"± {100 * spread.std:.1f}; "
+        apart = "" if spread.std is None else f"± {formatted(own, spread.std)}; "
         note = f"{apart}{label(own)}; {counted(spread.sites, 'site')}{aggregated}"
-        headlines.append(Tile("Sites' own models, mean", percent(spread.mean), note))
+        headlines.append(Tile("Sites' own models, mean", shown(own, spread.mean), note))
         if worst is not None:
-            headlines.append(Tile("Worst site's own model", percent(worst[1]), worst[0]))
+            headlines.append(Tile("Worst site's own model", shown(own, worst[1]), worst[0]))
     headlines.append(Tile("Rounds", f"{record.done} of {record.planned}", _rounds_note(record)))
     return headlines
 
@@ -115,7 +117,8 @@ def _missing(record: RunView) -> list[str]:
 
 
 def _trained(record: RunView) -> str:
-    model = f"A model of {record.classes} classes (“{record.recipe['model']['name']}”)"
+    learnt = "classes" if record.task == CLASSIFICATION else f"outputs for the task {record.task}"
+    model = f"A model of {record.classes} {learnt} (“{record.recipe['model']['name']}”)"
     method = server_methods.about(record.recipe["method"]["name"]).title
     if not record.done:
         return f"{model} was to be trained by {method}: none of the {record.planned} planned rounds is finished."
@@ -298,12 +301,12 @@ def _own_quality(record: RunView) -> list[str]:
     if worst_site is None:
         worst, models = f"; {from_sum(last[own].sites)}", f"The own models of {counted(last[own].sites, 'site')}"
     elif last[own].sites > 1:
-        worst = f"; the worst is that of {worst_site[0]} with {percent(worst_site[1])}"
+        worst = f"; the worst is that of {worst_site[0]} with {shown(own, worst_site[1])}"
         models = f"The own models of {counted(last[own].sites, 'site')}"
     else:
         worst, models = "", f"The own model of {worst_site[0]}"
     average = " on average" if last[own].sites > 1 else ""
-    return [f"{models}: {percent(last[own].mean)}{average} ({label(own)}){beside}{worst}."]
+    return [f"{models}: {shown(own, last[own].mean)}{average} ({label(own)}){beside}{worst}."]
 
 
 def _least_found(record: RunView) -> list[str]:
@@ -362,7 +365,7 @@ def _test_sets(record: RunView) -> list[str]:
         notes.append("“On the sites' own test sets”: each site on images of its own that it did not train on.")
     if sums := [of.sites for name, of in record.latest_spreads.items() if record.is_aggregated(name)]:
         notes.append(f"Of the sites' own scores: {from_sum(max(sums))}.")
-    if MAJORITY not in names:
+    if MAJORITY not in names and record.task == CLASSIFICATION:
         notes.append("Accuracy says little where one class is common; how common is not on record.")
     note = f"{' '.join(notes)} This record does not show whether two sites were given the same test images."
     return [note] if notes else []

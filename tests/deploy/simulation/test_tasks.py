@@ -1,0 +1,135 @@
+"""Runs of each task end to end, in one process: they learn, and what does not fit a task is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protofed.client.method import client_methods
+from protofed.common import plugins
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import ConfigError, DataError
+from protofed.common.plugins import ONE_CLASS
+from protofed.deploy.export.export import ExportRequest, export
+from protofed.deploy.figures.finished_run import open_run
+from protofed.deploy.report.report import document
+from protofed.deploy.simulation.simulation import simulation
+from protofed.server.operator.run_record import run_record
+from protofed.testing.small_recipe import small_recipe
+
+FINDINGS = ("even", "loop", "large")
+SETS = {"0": "even|loop", "1": "", "2": "even", "3": "", "4": "even"} | {
+    "5": "large",
+    "6": "even|loop|large",
+    "7": "large",
+    "8": "even|loop|large",
+    "9": "loop|large",
+}
+OWN = "tests.client.tasks.own_task:Gauge"
+TASKS: dict[str, dict[str, Any]] = {
+    "multi-label": {
+        "task": {"name": "multi-label"},
+        "classes": 3,
+        "class_names": FINDINGS,
+        "data": {"source": "digits", "label_map": SETS},
+    },
+    "regression": {
+        "task": {"name": "regression", "range": [0, 9]},
+        "classes": 1,
+        "class_names": ("value",),
+        "data": {"source": "digits"},
+    },
+    "own": {"task": {"name": OWN}, "classes": 1, "class_names": ("value",), "data": {"source": "digits"}},
+}
+JUDGED = {
+    "multi-label": ("global.auroc", 0.7, 1.0),
+    "regression": ("global.mae", 0.0, 2.3),
+    "own": ("global.near", 0.2, 1.0),
+}
+
+
+@pytest.fixture(autouse=True)
+def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "_allowed", {OWN})
+
+
+def recipe(of: str, method: str = "fedavg", **more: Any) -> Recipe:
+    table = {**TASKS[of], **more}
+    table["data"] = {
+        **TASKS[of]["data"],
+        "partition": {"kind": "dirichlet", "sites": 3, "beta": 1.0},
+        **more.get("data", {}),
+    }
+    return small_recipe(method, **{"rounds": 3, **table})
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_run_learns_and_its_report_says_what_it_learnt(task: str, secure: bool) -> None:
+    more: dict[str, Any] = {"federation": {"secure": True, "min_sites": 3, "quorum": 3}} if secure else {}
+    run = recipe(task, plan={"epochs": 3, "batch_size": 16, "lr": 0.05, "momentum": 0.9}, **more)
+    name, least, most = JUDGED[task]
+    with simulation(run) as running:
+        running.go()
+        scores = running.ledger.scores(run.name, 3)[3]
+        record = run_record(running.ledger, running.blobs, run.name)
+    (value,) = (of[name] for of in scores.values() if name in of)
+    assert least < value < most
+    told = document(record)
+    assert not {"classes", "groups", "calibration"} & {section.key for section in told.sections}
+    assert any(f"for the task {run.task.name}" in line for line in told.sections[0].lead)
+
+
+@pytest.mark.parametrize("method", sorted(client_methods))
+def test_a_method_of_classes_is_refused_by_the_server_and_all_others_are_not(method: str) -> None:
+    half, run = client_methods.build(method, {}), recipe("multi-label", method)
+    if half.declares.tasks != ONE_CLASS:
+        with simulation(run):
+            return
+    with pytest.raises(ConfigError, match=f"method '{method}' is defined for the task classification"), simulation(run):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"plan": {"loss": "balanced-softmax"}}, "plan.loss is for task.name"),
+        ({"plan": {"sampling": "class-balanced"}}, "plan.sampling is for task.name"),
+        ({"evaluation": {"frequency_groups": True}}, "evaluation.frequency_groups is for task.name"),
+        ({"evaluation": {"clinical": True}}, "evaluation.clinical is for task.name"),
+        ({"federation": {"best_by": "global.accuracy"}}, "expected a score that can judge a round"),
+        ({"task": {"name": "multi-label", "unknown": "ones"}}, "unknown"),
+        ({"task": {"name": "regression", "range": [0, 1]}}, "expected 1 for the task regression"),
+        ({"task": {"name": "classification"}, "classes": 1, "class_names": ()}, "expected 2 or more"),
+    ],
+)
+def test_what_says_nothing_of_a_task_is_refused(more: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        recipe("multi-label", **more)
+
+
+def test_a_task_of_another_package_that_lacks_the_judging_score_is_refused_where_the_run_begins() -> None:
+    run = recipe("own", federation={"best_by": "global.nearest"})
+    with pytest.raises(ConfigError, match=r"did you mean 'global\.near'"), simulation(run):
+        pass
+
+
+@pytest.mark.parametrize("data", [{"long_tail": 0.1}, {"auxiliary_per_class": 2}])
+def test_images_are_chosen_by_their_class_where_there_are_classes(data: dict[str, Any]) -> None:
+    with (
+        pytest.raises(DataError, match="the run's task is no classification"),
+        simulation(recipe("multi-label", data=data)),
+    ):
+        pass
+
+
+def test_an_export_and_figures_of_another_task_are_refused(tmp_path: Path) -> None:
+    run = recipe("multi-label", rounds=1)
+    with simulation(run, tmp_path / "state") as running:
+        running.go()
+    with pytest.raises(ConfigError, match="only runs of the task classification can be exported"):
+        export(ExportRequest(run=run.name, kind="global", out=tmp_path / "out", state=tmp_path / "state"))
+    with pytest.raises(ConfigError, match="figures are of classes alone"):
+        open_run(tmp_path / "state", run)
