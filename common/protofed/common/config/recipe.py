@@ -24,7 +24,7 @@ from protofed.common.deprecated import rename_json, rename_keys
 from protofed.common.errors import ConfigError
 from protofed.common.ids import Id
 from protofed.common.protocol.messages import LONGEST_S, MAX_BYTES, MAX_SECURE_SITES, MIN_SECURE_SITES, Role
-from protofed.common.protocol.scores import ScoreNames, list_families
+from protofed.common.protocol.scores import ScoreFamily, ScoreNames, list_families
 from protofed.common.secure_aggregation.linear_form import POINT, FixedPoint
 
 # that `client.models.catalogue` registers, for processes without torch
@@ -451,12 +451,8 @@ class Recipe(StrictModel):
     @model_validator(mode="after")
     def _best_round(self) -> Recipe:
         rules, roles = self.federation, set(Role)
-        if rules.best_by is not None:
-            try:
-                if self.task.name in set(tasks):
-                    roles = {self.score_names().judges(rules.best_by).role}
-            except ValueError as error:
-                raise ValueError(f"federation.best_by = {error}") from error
+        if rules.best_by is not None and self.task.name in set(tasks):
+            roles = {self._judging_score().role}
         if rules.patience is None and rules.min_improvement:
             raise ValueError("federation.min_improvement is for federation.patience; set that, too, or remove it")
         personal = rules.score_every if rules.score_personal_every is None else rules.score_personal_every
@@ -475,9 +471,26 @@ class Recipe(StrictModel):
         build_task(self.task).check(self.classes)
         if self.federation.best_by is not None and self.task.name not in set(tasks):  # others: as the recipe was read
             try:
-                self.score_names().judges(self.federation.best_by)
+                self._judging_score()
             except ValueError as error:
-                raise ConfigError(f"federation.best_by = {error}") from error
+                raise ConfigError(str(error)) from error
+
+    def _judging_score(self) -> ScoreFamily:
+        """What `best_by` names.
+
+        Raises:
+            ValueError: no score of this run that can judge a round, or one that cannot improve by so much.
+        """
+        rules = self.federation
+        try:
+            family = self.score_names().judges(str(rules.best_by))
+        except ValueError as error:
+            raise ValueError(f"federation.best_by = {error}") from error
+        if rules.min_improvement > (most := family.high - family.low):
+            raise ValueError(
+                f"federation.min_improvement = {rules.min_improvement:g}: {rules.best_by} can improve by {most:g} at most"
+            )
+        return family
 
     def score_names(self) -> ScoreNames:
         """The scores that the run can have; errors as of `check_task`."""
