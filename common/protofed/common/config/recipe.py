@@ -488,7 +488,8 @@ class Recipe(StrictModel):
             raise ValueError(f"federation.best_by = {error}") from error
         if rules.min_improvement > (most := family.high - family.low):
             raise ValueError(
-                f"federation.min_improvement = {rules.min_improvement:g}: {rules.best_by} can improve by {most:g} at most"
+                f"federation.min_improvement = {rules.min_improvement:g}: "
+                f"{rules.best_by} can improve by {most:g} at most"
             )
         return family
 
