@@ -14,13 +14,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tests.attacks.counts_by_scores import MAX_EXAMPLES
-from tests.attacks.hostile_server import always, as_payload, honest_model, public_of, recipe_like, sites_of, updates
+from tests.attacks.hostile_server import (
+    MULTI_LABEL,
+    always,
+    as_payload,
+    as_task,
+    honest_model,
+    public_of,
+    recipe_like,
+    sites_of,
+    updates,
+)
 from tests.attacks.outcome import Outcome
 from tests.attacks.policies import limits_of
 
 from protofed.client.data.examples import Examples
 from protofed.client.models.split import load
+from protofed.client.task import build_client_task
 from protofed.common.config.recipe import Recipe
+from protofed.common.config.tasks import CLASSIFICATION
 from protofed.common.payload import Part, Payload
 from protofed.deploy import shipped
 
@@ -51,14 +63,28 @@ def blind_input(policy: str) -> Outcome:
     return _attacked(policy, recipe, made=black, knows_total=True)
 
 
-def tiny_step(policy: str) -> Outcome:
+def tiny_step(policy: str, task: str = CLASSIFICATION) -> Outcome:
     """An honest model, and a learning rate of next to nothing; the server guesses what the model predicts."""
-    return _attacked(policy, recipe_like("digits-fedavg", plan=_one_step(policy, 1e-4)), knows_total=True)
+    return _attacked(
+        policy, as_task(recipe_like("digits-fedavg", plan=_one_step(policy, 1e-4)), task), knows_total=True
+    )
 
 
-def least_movement(policy: str) -> Outcome:
+def least_movement(policy: str, task: str = CLASSIFICATION) -> Outcome:
     """An honest model, and the smallest movement that the policy allows (`limits.min_step_sum`)."""
-    return _attacked(policy, recipe_like("digits-fedavg", plan=_least_movement(policy)), knows_total=True)
+    return _attacked(
+        policy, as_task(recipe_like("digits-fedavg", plan=_least_movement(policy)), task), knows_total=True
+    )
+
+
+def tiny_step_of_findings(policy: str) -> Outcome:
+    """`tiny_step` on the sigmoids of a multi-label head."""
+    return tiny_step(policy, MULTI_LABEL)
+
+
+def least_movement_of_findings(policy: str) -> Outcome:
+    """`least_movement` of the sigmoids of a multi-label head."""
+    return least_movement(policy, MULTI_LABEL)
 
 
 def black(examples: Examples) -> Examples:
@@ -91,14 +117,14 @@ def _attacked(
     base = as_payload(honest_model(recipe)) if base is None else base
     found = of = answered = 0
     for data in sites_of(recipe):
-        truth = np.bincount(data.train.labels.numpy(), minlength=recipe.classes)
+        truth = np.asarray(data.task.counts(data.train.labels, recipe.classes))
         sent = updates(policy, recipe, replace(data, train=made(data.train)), [always(base)])
         of += 1
         if not sent:
             continue
         answered += 1
         shares = shares_told(recipe, base, sent[0], made(public_of(recipe).test), len(data.train))
-        found += np.array_equal(whole(shares, int(truth.sum()) if knows_total else None), truth)
+        found += np.array_equal(whole(shares, len(data.train) if knows_total else None), truth)
     return Outcome(int(found), of, silent=not answered)
 
 
@@ -118,7 +144,8 @@ def _predicted(recipe: Recipe, model: Payload, public: Examples) -> NDArray[np.f
     load(built.body, model[Part.BODY])
     load(built.head, model[Part.HEAD])
     with torch.no_grad():
-        return np.asarray(built(public.normalised(recipe.input)).softmax(1).mean(0).double().numpy())
+        outputs = built(public.normalised(recipe.input))
+        return np.asarray(build_client_task(recipe.task).predict(outputs).mean(0).double().numpy())
 
 
 def whole(shares: NDArray[np.float64], total: int | None) -> Counts:

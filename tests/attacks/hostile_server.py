@@ -7,16 +7,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tests.attacks.policies import policy_of
 from tests.support.scripted_server import AgentHarness
+from torch import Tensor
 
 from protofed.client.data.examples import Examples
 from protofed.client.data.site_data import SiteData
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel, dump
+from protofed.client.task import build_client_task
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
+from protofed.common.config.tables import NamedOptions
+from protofed.common.config.tasks import CLASSIFICATION
 from protofed.common.payload import Part, Payload, SiteId
 from protofed.common.protocol.messages import TaskKind
 from protofed.deploy import shipped
@@ -26,6 +32,17 @@ from protofed.deploy.simulation.simulation import EVALUATOR, load_data
 Lure = Callable[[Payload | None], Payload]
 # The digits as every number on docs/explanation/privacy.md has them, 0.2.0's too: its recipes had this long tail.
 LONG_TAIL = 0.1
+DIGITS = 10
+MULTI_LABEL, REGRESSION = "multi-label", "regression"
+TASKS: Mapping[str, Mapping[str, Any]] = {
+    CLASSIFICATION: {"task": NamedOptions(name=CLASSIFICATION), "classes": DIGITS},
+    MULTI_LABEL: {"task": NamedOptions(name=MULTI_LABEL)},
+    REGRESSION: {
+        "task": NamedOptions.model_validate({"name": REGRESSION, "range": [0, DIGITS - 1]}),
+        "classes": 1,
+        "class_names": (),
+    },
+}
 
 
 def recipe_like(name: str, **changes: Mapping[str, Any] | Any) -> Recipe:
@@ -37,18 +54,55 @@ def recipe_like(name: str, **changes: Mapping[str, Any] | Any) -> Recipe:
     return Recipe.model_validate(table)
 
 
+def as_task(recipe: Recipe, task: str) -> Recipe:
+    """The same run with another task. An image of the digit d has the findings d and d + 1, or the number d.
+
+    Such a recipe may have no LONG_TAIL, but the sites are to have the same images as in the classification.
+    """
+    return recipe.model_copy(update=TASKS[task])
+
+
+def has(labels: Tensor, classes: int) -> NDArray[np.bool_]:
+    """Which classes or findings each image has, [N, C], of labels [N] or targets [N, C]."""
+    truth = labels == 1 if labels.ndim > 1 else labels[:, None] == torch.arange(classes)
+    return np.asarray(truth)
+
+
 def sites_of(recipe: Recipe) -> Iterator[SiteData]:
     """The data of the recipe's sites, one after the other."""
-    return (data for name, data in _digits(recipe).items() if name != EVALUATOR)
+    return (data for name, data in digits(recipe).items() if name != EVALUATOR)
 
 
 def public_of(recipe: Recipe) -> SiteData:
     """The test set that all may have, the attacker too."""
-    return _digits(recipe)[EVALUATOR]
+    return digits(recipe)[EVALUATOR]
 
 
-def _digits(recipe: Recipe) -> dict[SiteId, SiteData]:
-    """The digits, enlarged where the recipe's model needs larger images."""
+def digits(recipe: Recipe) -> dict[SiteId, SiteData]:
+    """The digits by site, enlarged where the recipe's model needs larger images; with findings, if the task asks."""
+    known = _enlarged(recipe.model_copy(update=TASKS[CLASSIFICATION]))
+    if recipe.task.name == CLASSIFICATION:
+        return known
+    task, classes = build_client_task(recipe.task), torch.eye(DIGITS)
+
+    def changed(examples: Examples) -> Examples:
+        found = (classes + classes.roll(1, dims=1))[examples.labels]
+        return Examples(examples.pixels(), found if recipe.task.name == MULTI_LABEL else examples.labels.float())
+
+    return {
+        name: replace(
+            data,
+            train=changed(data.train),
+            test=changed(data.test),
+            local_test=None,
+            task=task,
+            classes=recipe.classes,
+        )
+        for name, data in known.items()
+    }
+
+
+def _enlarged(recipe: Recipe) -> dict[SiteId, SiteData]:
     digits = recipe.model_copy(update={"input": shipped.recipe("digits-fedavg").input})
     sides = recipe.input.shape[1:]
 

@@ -9,14 +9,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice, permutations
 from typing import Any
 
 import numpy as np
 import torch
 from scipy.optimize import least_squares
-from scipy.special import softmax
-from tests.attacks.hostile_server import always, as_payload, honest_model, public_of, recipe_like, sites_of, updates
+from scipy.special import expit, softmax
+from tests.attacks.hostile_server import (
+    MULTI_LABEL,
+    always,
+    as_payload,
+    has,
+    honest_model,
+    public_of,
+    recipe_like,
+    sites_of,
+    updates,
+)
 from tests.attacks.policies import NONE
 from tests.attacks.sums import mean_of
 from tests.attacks.targets import Floats
@@ -55,8 +66,7 @@ def level(run: Recipe, model: Payload, scale: float = 1.0) -> Payload:
     with torch.no_grad():
         split.eval().body(examples.normalised(run.input))
     hook.remove()
-    labels = examples.labels.numpy()
-    means = np.stack([seen[0][labels == c].mean(axis=0) for c in range(run.classes)]) - seen[0].mean(axis=0)
+    means = np.stack([seen[0][one].mean(axis=0) for one in has(examples.labels, run.classes).T]) - seen[0].mean(axis=0)
     _, sizes, directions = np.linalg.svd(means, full_matrices=False)
     telling = directions[sizes > 1e-9 * sizes[0]]
     weight = model[Part.BODY]["linear.weight"].astype(np.float64)
@@ -97,38 +107,47 @@ def errors(run: Recipe, body: Payload, number: int) -> tuple[float, float]:
     """Of a share, the mean error by so many sums over three sites without rules; and by saying the mean three times."""
     held = group(run)
     assert {run.plan.epochs * math.ceil(len(one.train) / run.plan.batch_size) for one in held} == {STEPS}
-    counts = np.stack([np.bincount(one.train.labels.numpy(), minlength=run.classes) for one in held])
-    truth = counts / counts.sum(axis=1, keepdims=True)
+    truth = np.stack([has(one.train.labels, run.classes).mean(axis=0) for one in held])
     asked = questions(run, body, number)
     sent = [updates(NONE, run, one, [always(base) for base in asked]) for one in held]
     told = shares_told(run, asked, [mean_of(three) for three in zip(*sent, strict=True)])
-    return _error(told, truth), _error(np.tile(truth.mean(axis=0), (SITES, 1)), truth)
+    error = _error_by_finding if run.task.name == MULTI_LABEL else _error
+    return error(told, truth), error(np.tile(truth.mean(axis=0), (SITES, 1)), truth)
 
 
 def shares_told(run: Recipe, asked: Sequence[Payload], means: Sequence[Payload]) -> Floats:
-    """Shares [3, C] of a group, in no order, from the means of its three updates to these bases."""
+    """Shares [3, C] of a group, in no order, from the means of its three updates to these bases.
+
+    With findings, whose sigmoids are of each output alone, the three are in no order for each finding.
+    """
+    predicted = expit if run.task.name == MULTI_LABEL else partial(softmax, axis=1)
     starts = np.array([base[Part.HEAD]["bias"] for base in asked], dtype=np.float64)
     moved = SITES * (np.array([mean[Part.HEAD]["bias"] for mean in means], dtype=np.float64) - starts)
 
     def missed(numbers: Floats) -> Floats:
         total = np.zeros_like(starts)
-        for shares in softmax(numbers.reshape(SITES, -1), axis=1):
+        for shares in predicted(numbers.reshape(SITES, -1)):
             biases = starts
             for _ in range(STEPS):
-                biases = biases + run.plan.lr * (shares - softmax(biases, axis=1))
+                biases = biases + run.plan.lr * (shares - predicted(biases))
             total = total + biases - starts
         gap: Floats = (total - moved).ravel()
         return gap
 
     generator = np.random.default_rng(1)
     found = [least_squares(missed, generator.standard_normal(SITES * run.classes), max_nfev=60) for _ in range(TRIES)]
-    told: Floats = softmax(min(found, key=lambda one: float(one.cost)).x.reshape(SITES, -1), axis=1)
+    told: Floats = predicted(min(found, key=lambda one: float(one.cost)).x.reshape(SITES, -1))
     return told
 
 
 def _error(told: Floats, truth: Floats) -> float:
     """Mean error of a share, in whichever order the sites come out."""
     return min(float(np.abs(told[list(order)] - truth).mean()) for order in permutations(range(SITES)))
+
+
+def _error_by_finding(told: Floats, truth: Floats) -> float:
+    """Mean error of a finding's three shares, in whichever order they come out."""
+    return float(np.abs(np.sort(told, axis=0) - np.sort(truth, axis=0)).mean())
 
 
 def _changed(model: Payload, scale: float, bias: float | None) -> Payload:

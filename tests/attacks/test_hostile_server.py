@@ -41,6 +41,8 @@ COUNTS: tuple[Attack, ...] = (
     counts_by_heads.blind_input,
     counts_by_heads.tiny_step,
     counts_by_heads.least_movement,
+    counts_by_heads.tiny_step_of_findings,
+    counts_by_heads.least_movement_of_findings,
 )
 
 

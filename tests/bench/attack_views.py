@@ -8,10 +8,12 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from protofed.common.payload import Part, Payload, Tensors, unit
 
 Scores: TypeAlias = NDArray[np.float64]  # [C]; NaN: nothing to say of a class
+Truth: TypeAlias = NDArray[np.bool_]
 SCALE = 10.0  # of cosines, where a method has none
 
 
@@ -23,8 +25,9 @@ class Seen:
         sent, received: the update, and the model that it starts from.
         others: prototypes of the round's other sites.
         after, before: what the sent and the received body make of the attacker's own examples, [N, D].
-        labels: of those, [N].
+        truth: which classes or findings each of those has, [N, C].
         noise_after, noise_before: what they make of images of noise, for which nobody needs data, [M, D].
+        findings: an image may have several: outputs have a sigmoid each, in place of the softmax.
     """
 
     classes: int
@@ -33,9 +36,10 @@ class Seen:
     others: Sequence[Tensors]
     after: Scores
     before: Scores
-    labels: NDArray[np.int64]
+    truth: Truth
     noise_after: Scores
     noise_before: Scores
+    findings: bool = False
 
 
 def head(payload: Payload) -> Scores | None:
@@ -79,24 +83,25 @@ def nanmean(values: Scores, axis: int) -> Scores:
     return np.asarray(np.where(count > 0, np.nansum(values, axis=axis) / np.maximum(count, 1), np.nan))
 
 
-def class_means(features: Scores, labels: NDArray[np.int64], classes: int) -> Scores:
+def class_means(features: Scores, truth: Truth) -> Scores:
     """Mean directions, [C, D]."""
     directions = unit(features)
-    return np.stack([directions[labels == c].mean(axis=0) for c in range(classes)])
+    return np.stack([directions[has].mean(axis=0) for has in truth.T])
 
 
-def tightness(features: Scores, labels: NDArray[np.int64], classes: int) -> Scores:
+def tightness(features: Scores, truth: Truth) -> Scores:
     """Mean distance of unit features from their class's mean, by class."""
-    means = class_means(features, labels, classes)
-    away = np.linalg.norm(unit(features) - means[labels], axis=1)
-    return np.array([away[labels == c].mean() for c in range(classes)])
+    directions, means = unit(features), class_means(features, truth)
+    away = [np.linalg.norm(directions[has] - mean, axis=1) for has, mean in zip(truth.T, means, strict=True)]
+    return np.array([distances.mean() for distances in away])
 
 
 def probabilities(seen: Seen, features: Scores, payload: Payload) -> Scores | None:
     """[N, C] of the head that came with these features, else of the prototypes that the site was sent."""
     weight = head(payload)
     if weight is not None and Part.HEAD in seen.sent:
-        return _softmax(features @ weight.T + np.asarray(payload[Part.HEAD].get("bias", 0.0), np.float64))
+        logits = features @ weight.T + np.asarray(payload[Part.HEAD].get("bias", 0.0), np.float64)
+        return np.asarray(expit(logits)) if seen.findings else _softmax(logits)
     prototypes = rows(seen.received, seen.classes)
     if prototypes is None:
         return None

@@ -145,7 +145,7 @@ def mean_features(sent: Payload) -> dict[int, Scores]:
 def public_rows(seen: Seen) -> Scores | None:
     """How well the row agrees with what the sent body makes of the class."""
     sent = rows(seen.sent, seen.classes)
-    return None if sent is None else cosines(sent, class_means(seen.after, seen.labels, seen.classes))
+    return None if sent is None else cosines(sent, class_means(seen.after, seen.truth))
 
 
 def public_recall(seen: Seen) -> Scores | None:
@@ -153,9 +153,8 @@ def public_recall(seen: Seen) -> Scores | None:
     after, before = probabilities(seen, seen.after, seen.sent), probabilities(seen, seen.before, seen.received)
     if after is None or before is None:
         return None
-    own = np.arange(len(seen.labels)), seen.labels
-    gain = after[own] - before[own]
-    return np.array([gain[seen.labels == c].mean() for c in range(seen.classes)])
+    gain = after - before
+    return np.array([gain[has, c].mean() for c, has in enumerate(seen.truth.T)])
 
 
 def public_prior(seen: Seen) -> Scores | None:
@@ -166,7 +165,7 @@ def public_prior(seen: Seen) -> Scores | None:
 
 def public_spread(seen: Seen) -> Scores | None:
     """How much closer together training brought the class's features: needs the body alone."""
-    after, before = (tightness(f, seen.labels, seen.classes) for f in (seen.after, seen.before))
+    after, before = (tightness(f, seen.truth) for f in (seen.after, seen.before))
     return np.asarray(before - after)
 
 

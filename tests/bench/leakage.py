@@ -1,10 +1,11 @@
-"""What a server can infer about sites from what they send it: `make leakage`; seven tables, and the same as markdown.
+"""What a server can infer about sites from what they send it: `make leakage`; nine tables, and the same as markdown.
 
 First, simulations on the digits, attacked with the scores of `attacks`, which know the truth only to be judged. They
 are simple ones: what they find is there, and a stronger one may find more. Second, `leakage_means`, features that
-gradients tell of. Third, `leakage_attacks`, by which a server or a site gets at more than it is sent; then, what comes
-out of a secure aggregation of that; `leakage_blind`, what sums tell of sites that a body tells little; last,
-`leakage_questions`, what sums of scores tell, and what sums tell with others who are not partners.
+gradients tell of. Third, `leakage_numbers`, of a regression. Then `leakage_attacks`, by which a server or a site gets
+at more than it is sent; then, what comes out of a secure aggregation of that; `leakage_blind`, what sums tell of sites
+that a body tells little; last, `leakage_questions`, what sums of scores tell, and what sums tell with others who are
+not partners.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import structlog
 import torch
 from rich.console import Console
 from rich.table import Table
-from tests.bench import attacks, leakage_attacks, leakage_blind, leakage_means, leakage_questions
+from tests.attacks.hostile_server import MULTI_LABEL
+from tests.bench import attacks, leakage_attacks, leakage_blind, leakage_means, leakage_numbers, leakage_questions
 from tests.bench.leakage_runs import SCORED, Case, attacked
 from tests.bench.leakage_scores import Found, of_all, strongest, told_to_a_batch, tried
 
@@ -30,6 +32,7 @@ from protofed.deploy import shipped
 ATTACKS = "attacks"
 FEW: dict[str, Any] = {"min_samples_per_class": 10}
 AGGREGATED = ("fedavg", "fednh", "fedprp", "fedproc", "creff", "cwfedavg-private", "scaffold", "fednova")
+FINDINGS = ("fedavg", "fedrep", "scaffold")
 CASES = (
     Case("digits-fedavg"),
     Case("digits-fedavg", method={"weighting": "examples"}),
@@ -49,6 +52,7 @@ CASES = (
     Case("digits-cwfedavg-private"),
     Case("digits-cwfedavg-private", FEW),
     *(Case(f"digits-{name}", secure=True) for name in AGGREGATED),
+    *(Case(f"digits-{name}", secure=secure, task=MULTI_LABEL) for name in FINDINGS for secure in (False, True)),
     Case("digits-cwfedavg", method={"shares": "true"}, secure=True),
 )
 
@@ -86,11 +90,15 @@ def main() -> None:
     if arguments.only in leakage_means.CASE.recipe:
         told = leakage_means.rows(seeds, arguments.rounds)
         further += [(leakage_means.COLUMNS, told, f"what gradients by class tell; seeds {seeds}")]
+    if arguments.only in leakage_numbers.CASE.recipe:
+        told = leakage_numbers.rows(seeds, arguments.rounds)
+        further += [(leakage_numbers.COLUMNS, told, f"what models tell of the mean number of a site; seeds {seeds}")]
     if arguments.only in ("", ATTACKS):
         further += [
             (leakage_attacks.COLUMNS, leakage_attacks.rows(), "what attacks recover, by policy"),
             (leakage_attacks.SUM_COLUMNS, leakage_attacks.sum_rows(), "images of three sites, and of a sum"),
             (leakage_blind.COLUMNS, leakage_blind.rows(), "shares of three sites, of sums over them"),
+            (leakage_blind.COLUMNS, leakage_blind.rows(MULTI_LABEL), "shares of findings, of such sums"),
             (leakage_questions.COLUMNS, leakage_questions.rows(), "test sets of three sites, by sums of scores"),
             (leakage_questions.PARTNER_COLUMNS, leakage_questions.partner_rows(), "who else is in a group"),
         ]

@@ -67,6 +67,8 @@ ON_SITES = (
     Attack("a window that makes all images black", "label counts of sites", "5 of 5", counts_by_heads.blind_input),
     Attack("a step too small to matter", "label counts of sites", "5 of 5", counts_by_heads.tiny_step),
     Attack("the smallest movement that is allowed", "label counts of sites", "5 of 5", counts_by_heads.least_movement),
+    Attack("a step too small, of sigmoids", "counts of findings", "–", counts_by_heads.tiny_step_of_findings),
+    Attack("the smallest movement, of sigmoids", "counts of findings", "–", counts_by_heads.least_movement_of_findings),
     Attack(
         "class heads that are unit vectors, no step", "shares of classes", "26 of 26", private_mixture.without_a_step
     ),

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from statistics import mean
 
 from tests.attacks import share_sets
-from tests.attacks.hostile_server import as_payload, honest_model
+from tests.attacks.hostile_server import as_payload, as_task, honest_model
 
 from protofed.client.base_checks.responses import IMAGES, Responses, response_problem, responses
 from protofed.client.data.site_data import SiteData
 from protofed.client.models.split import load
 from protofed.common.config.recipe import Recipe
+from protofed.common.config.tasks import CLASSIFICATION
 from protofed.common.payload import Part, Payload
 
 RATES = (1.0, 1.5, 2.0, 4.0)  # what a fit's learning rates add up to
@@ -30,12 +31,12 @@ class _Asked:
     naive: float
 
 
-def rows() -> list[list[str]]:
+def rows(task: str = CLASSIFICATION) -> list[list[str]]:
     """One for each body: what its features are at three sites in the mean, and the mean error of a share.
 
     In brackets: one of the three withholds what it learnt.
     """
-    plans = [[_asked(*body) for body in _bodies(rates)] for rates in RATES]
+    plans = [[_asked(*body) for body in _bodies(rates, task)] for rates in RATES]
     return [
         [
             body[0].body,
@@ -47,16 +48,16 @@ def rows() -> list[list[str]]:
     ]
 
 
-def _bodies(rates: float) -> Iterator[tuple[str, Recipe, float, Payload]]:
+def _bodies(rates: float, task: str) -> Iterator[tuple[str, Recipe, float, Payload]]:
     """Every weight times a factor; the last layer's so that features tell nothing of classes; as built, of few."""
-    run = share_sets.recipe(rates)
+    run = as_task(share_sets.recipe(rates), task)
     built = as_payload(honest_model(run))
     for scale in (0.3, 0.5, 0.6, 0.7, 0.8, 1):
         yield f"weights x {scale:g}", run, rates, share_sets.faint(built, scale)
     for scale in (0.5, 0.75, 1, 1.25):
         yield f"level x {scale:g}", run, rates, share_sets.level(run, built, scale)
     for width in (1, 2, 4, 10):
-        narrow = share_sets.recipe(rates, model={"name": "digits-cnn", "features": width})
+        narrow = as_task(share_sets.recipe(rates, model={"name": "digits-cnn", "features": width}), task)
         yield f"built, {width} features", narrow, rates, as_payload(honest_model(narrow))
 
 
@@ -73,4 +74,5 @@ def _asked(name: str, run: Recipe, rates: float, body: Payload) -> _Asked:
 def _answers(run: Recipe, model: Payload, site: SiteData) -> Responses:
     split = honest_model(run)
     load(split.body, model[Part.BODY])
-    return responses(split, site.ordered(site.train.sample(IMAGES, 0, site.task.strata), run.plan.batch_size))
+    sample = site.train.sample(IMAGES, 0, site.task.strata)
+    return responses(split, site.ordered(sample, run.plan.batch_size), site.task.strata)

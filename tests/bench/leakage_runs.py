@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from tests.attacks.hostile_server import LONG_TAIL
+from tests.attacks.hostile_server import LONG_TAIL, MULTI_LABEL, as_task, digits, has
 from tests.bench.attack_views import Scores, Seen
 from tests.bench.leakage_scores import Counts, Victim
 
@@ -19,12 +19,13 @@ from protofed.client.policy.policy import Policy
 from protofed.client.state.store import MemoryStore
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
+from protofed.common.config.tasks import CLASSIFICATION
 from protofed.common.payload import Part, Payload, SiteId, Tensors, Update
 from protofed.common.protocol.messages import Role, TaskKind
 from protofed.common.protocol.scores import spreads
 from protofed.common.secure_aggregation.linear_form import SumLayout, Sums
 from protofed.deploy import shipped
-from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, everything, load_data
+from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, everything
 from protofed.deploy.simulation.sites import DirectLink
 from protofed.server.method import OwnStartMethod, server_methods
 from protofed.server.rounds.context import ServerContext
@@ -45,6 +46,7 @@ class Case:
     Attributes:
         secure: under secure aggregation.
         by_sites: as another site sees it, which is sent the models, and not as the server does.
+        task: what is learnt of the digits, as of `as_task`.
     """
 
     recipe: str
@@ -53,11 +55,13 @@ class Case:
     secure: bool = False
     plan: Mapping[str, Any] = field(default_factory=dict)
     by_sites: bool = False
+    task: str = CLASSIFICATION
 
     @property
     def said(self) -> str:
         """What is other than by default."""
-        flags = {"secure": self.secure, "as another site sees it": self.by_sites}
+        other = self.task != CLASSIFICATION
+        flags = {self.task: other, "secure": self.secure, "as another site sees it": self.by_sites}
         changes = {**self.rules, **self.method, **self.plan, **{name: True for name, on in flags.items() if on}}
         return ", ".join(key if value is True else f"{key} = {value}" for key, value in changes.items())
 
@@ -80,7 +84,7 @@ def seeded(case: Case, seed: int, rounds: int) -> Recipe:
     """The case's recipe with LONG_TAIL, scored once, at its end."""
     recipe = shipped.recipe(case.recipe)
     assert recipe.data is not None
-    return recipe.model_copy(
+    made = recipe.model_copy(
         update={
             "seed": seed,
             "rounds": min(recipe.rounds, rounds),
@@ -90,11 +94,12 @@ def seeded(case: Case, seed: int, rounds: int) -> Recipe:
             "federation": recipe.federation.model_copy(update={"score_every": 0, "secure": case.secure}),
         }
     )
+    return as_task(made, case.task)
 
 
 def posed(recipe: Recipe, policy: Policy) -> Simulation:
     """A simulation whose sites have this policy, and whose server forgets nothing."""
-    ledger, blobs, data = Ledger("sqlite://"), MemoryBlobs(), load_data(recipe)
+    ledger, blobs, data = Ledger("sqlite://"), MemoryBlobs(), digits(recipe)
     runs = RunQueue(
         [recipe], ServerContext(ledger, blobs, SitePresence(ledger, float), float, keep_rounds=0, simulated=True)
     )
@@ -119,7 +124,8 @@ def sites_seen(running: Simulation, *, by_sites: bool = False) -> dict[SiteId, l
     """
     recipe = running.recipe
     secure = recipe.federation.secure
-    test = load_data(recipe)[EVALUATOR].test
+    test = digits(recipe)[EVALUATOR].test
+    truth = has(test.labels, recipe.classes)
     draw = torch.Generator().manual_seed(0)
     noise = torch.randn(NOISE, *recipe.input.shape, generator=draw)
     model = device_model(recipe, torch.device("cpu"), frozenset())
@@ -137,9 +143,19 @@ def sites_seen(running: Simulation, *, by_sites: bool = False) -> dict[SiteId, l
         for site, payload in sent.items():
             (after, noise_after), (before, noise_before) = features(payload), known[id(received[site])]
             others = [theirs.get(Part.PROTOTYPES, {}) for name, theirs in sent.items() if name != site and not secure]
-            labels = test.labels.numpy()
             seen[site].append(
-                Seen(recipe.classes, payload, received[site], others, after, before, labels, noise_after, noise_before)
+                Seen(
+                    recipe.classes,
+                    payload,
+                    received[site],
+                    others,
+                    after,
+                    before,
+                    truth,
+                    noise_after,
+                    noise_before,
+                    findings=recipe.task.name == MULTI_LABEL,
+                )
             )
     return seen
 
@@ -182,7 +198,8 @@ def _started(running: Simulation, number: int, site: SiteId, update: Payload | N
 
 
 def _counts(running: Simulation, site: SiteId) -> Counts:
-    return np.bincount(running.data[site].train.labels.numpy(), minlength=running.recipe.classes)
+    data = running.data[site]
+    return np.asarray(data.task.counts(data.train.labels, running.recipe.classes))
 
 
 def _allowed(rules: Mapping[str, Any]) -> dict[str, Any]:

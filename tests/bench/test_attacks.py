@@ -50,7 +50,16 @@ def seen(
     labels = np.repeat(np.arange(CLASSES), 5)
     still = draw(99, len(labels), WIDTH)
     after, before = still if after is None else after, still if before is None else before
-    return Seen(CLASSES, sent, received, others, after, before, labels, *(noise or (still, still)))
+    return Seen(
+        CLASSES,
+        sent,
+        received,
+        others,
+        after,
+        before,
+        labels[:, None] == np.arange(CLASSES),
+        *(noise or (still, still)),
+    )
 
 
 def scored(attack: attacks.Attack, update: Seen) -> Scores:

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from protofed.client.method import client_methods
+from protofed.client.policy.policy import Policy
 from protofed.common import plugins
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, DataError
 from protofed.common.plugins import ONE_CLASS
+from protofed.deploy import shipped
 from protofed.deploy.export.export import ExportRequest, export
 from protofed.deploy.figures.finished_run import open_run
 from protofed.deploy.report.report import document
@@ -63,6 +65,27 @@ def recipe(of: str, method: str = "fedavg", **more: Any) -> Recipe:
         **more.get("data", {}),
     }
     return small_recipe(method, **{"rounds": 3, **table})
+
+
+@pytest.mark.parametrize("policy", ["open", "standard"])
+@pytest.mark.parametrize("task", ["multi-label", "regression"])
+def test_no_score_of_a_sites_own_test_set_leaves_under_a_shipped_policy(task: str, policy: str) -> None:
+    """An area under the curve of few images tells how many have the finding."""
+    secure = policy != "open"
+    federation = {"min_sites": 3, "quorum": 3, "secure": secure}
+    plan = {"epochs": 4, "batch_size": 16, "lr": 0.05, "momentum": 0.9}
+    run = recipe(task, "ditto", federation=federation, plan=plan, data={"local_test_fraction": 0.3})
+    with simulation(run, policy=Policy.read(shipped.folder("policies") / f"{policy}.toml")) as running:
+        running.go()
+        assert running.runs.failed == []
+        scores, aggregated = running.ledger.scores(run.name), running.ledger.score_sums(run.name, 3)
+        taken = [row for row in running.ledger.updates(run.name, 3) if row.counts]
+    named = {name for of_round in scores.values() for site in of_round.values() for name in site}
+    assert {name.partition(".")[0] for name in named} <= {"global", "loss"}
+    assert not {name for name in named if ".local." in name}
+    assert JUDGED[task][0] in named
+    assert not any(aggregated.values())
+    assert len(taken) == 3
 
 
 @pytest.mark.parametrize("secure", [False, True])

@@ -188,8 +188,9 @@ class BaseJudge:
 
     def _responses(self, run: PreparedRun, model: Payload) -> Responses:
         load(run.model.body, model[Part.BODY])
-        sample = run.data.train.sample(IMAGES, 0, run.data.task.strata)  # not the first, which may all be of one class
-        return responses(run.model, run.data.ordered(sample, min(run.recipe.plan.batch_size, IMAGES)))
+        strata = run.data.task.strata
+        sample = run.data.train.sample(IMAGES, 0, strata)  # not the first, which may all be of one class
+        return responses(run.model, run.data.ordered(sample, min(run.recipe.plan.batch_size, IMAGES)), strata)
 
     def _statistics(self, run: PreparedRun, built: Payload | None) -> BaseStatistics:
         """Of the built model; the model itself is not kept in memory."""

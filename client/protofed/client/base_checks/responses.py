@@ -30,6 +30,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from protofed.client.base_checks.statistics import BaseCheck, BaseProblem
 from protofed.client.data.site_data import Batch
 from protofed.client.models.split import SplitModel
+from protofed.client.tasks.classification import CLASSES
 from protofed.common.payload import Part
 
 IMAGES = 128  # that are looked at
@@ -89,8 +90,12 @@ class Responses:
     sight: Seen | None
 
 
-def responses(model: SplitModel, batches: Iterable[Batch]) -> Responses:
-    """How a body answers to images [B, channels, height, width] of labels [B], on the model's device.
+def responses(
+    model: SplitModel, batches: Iterable[Batch], strata: Callable[[Tensor], Tensor] = CLASSES.strata
+) -> Responses:
+    """How a body answers to images [B, channels, height, width] of targets [B, ...], on the model's device.
+
+    `strata` is the task's: images of one stratum count as of one class.
 
     Features are those of training, which BatchNorm makes with each batch's own statistics. With its stored statistics,
     a server could make a blind body seem to see.
@@ -101,7 +106,8 @@ def responses(model: SplitModel, batches: Iterable[Batch]) -> Responses:
         return Responses({}, None)
     answers = _answers(model, looked)
     features = answers[FEATURES]
-    sight = _seen(features.double(), torch.cat([y for _, y in looked]).cpu()) if len(features) >= MIN_SEEN else None
+    classes = strata(torch.cat([y for _, y in looked]).cpu())
+    sight = _seen(features.double(), classes) if len(features) >= MIN_SEEN else None
     layers = {
         name: _response(answer)
         for name, answer in answers.items()

@@ -107,13 +107,14 @@ class MultiLabelTask:
         return (targets == 1).sum(0)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The binary cross-entropy of each finding, over all of them: an unknown one adds nothing, and counts as one.
+        """The binary cross-entropies of an example's findings, added up; an unknown one adds nothing.
 
-        If it did not count, an example's share of the loss would depend on the other examples.
+        Not their mean: so an output moves as one of a classification does, predicted less true, and a policy's limits
+        of a fit mean the same. An example's share does not depend on what is known of the others.
         """
         known = targets != UNKNOWN
         terms = binary_cross_entropy_with_logits(outputs, targets.clamp(min=0).to(outputs), reduction="none")
-        return (terms * known).mean()
+        return (terms * known).sum() / len(targets)
 
     def predict(self, outputs: Tensor) -> Tensor:
         """The probability of each finding."""
