@@ -325,7 +325,7 @@ def test_what_a_policy_lets_out_or_that_it_cannot_be_read(look: Look, tmp_path: 
     assert "all that is trained in secure aggregation alone (secure = required)" in strict
     assert "0 scores, none of the site's own" in strict
     standard = look(policy=shipped.folder("policies") / "standard.toml")["policy"].message
-    assert "19 scores, none of the site's own" in standard
+    assert "23 scores, none of the site's own" in standard
     assert "all that is trained in secure aggregation alone (secure = required)" in standard
     open_ = look(policy=shipped.folder("policies") / "open.toml")["policy"].message
     assert "class_distribution_estimate" in open_
