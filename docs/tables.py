@@ -31,6 +31,7 @@ from protofed.client.models.catalogue import architectures
 from protofed.client.policy.rules import Limits, PolicyRules, PrivacyBudget, Window
 from protofed.common import failpoint
 from protofed.common.config import data, recipe, settings
+from protofed.common.config.evaluation import Evaluation
 from protofed.common.config.tables import Input
 from protofed.common.config.transforms import OPTIONS, is_random
 from protofed.common.monitoring import table as metrics_table
@@ -154,7 +155,7 @@ def recipes() -> str:
         ("`[plan]`", recipe.Plan),
         ("`[plan.dp]`", recipe.DpPlan),
         ("`[federation]`", recipe.Federation),
-        ("`[evaluation]`", recipe.Evaluation),
+        ("`[evaluation]`", Evaluation),
         ("`[data]`", data.Data),
         ("`[data.dicomweb]`", data.DicomWeb),
     ]

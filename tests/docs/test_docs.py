@@ -22,7 +22,8 @@ from protofed.client.agent.metrics import METRICS as CLIENT_METRICS
 from protofed.client.method import client_methods
 from protofed.client.policy.rules import Limits, PolicyRules
 from protofed.common.config.data import Data
-from protofed.common.config.recipe import Evaluation, Federation, Plan, Recipe, parse
+from protofed.common.config.evaluation import Evaluation
+from protofed.common.config.recipe import Federation, Plan, Recipe, parse
 from protofed.common.config.settings import (
     ClientSettings,
     Monitoring,

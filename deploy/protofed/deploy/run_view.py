@@ -383,7 +383,7 @@ class RunView:
         for site, scores in self.raw["classes"][which]["sites"].items():
             for name, value in scores.items():
                 stem, _, number = name.rpartition(".")
-                if stem == family:
+                if stem == family and number.isdigit():  # not an end of an interval
                     values.setdefault(int(number), {})[site] = value
         return dict(sorted(values.items()))
 

@@ -16,7 +16,8 @@ from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model,
 
 from protofed.client.data.site_data import SiteData
 from protofed.client.site import check_model, read_recipe
-from protofed.common.config.recipe import MAX_CLASSES, MAX_ROUNDS, Recipe
+from protofed.common.config.evaluation import MAX_CLASSES
+from protofed.common.config.recipe import MAX_ROUNDS, Recipe
 from protofed.common.errors import ConfigError, DataError, FailureReason, ProtocolError
 from protofed.common.protocol import wire
 from protofed.common.protocol.messages import LONGEST_S, MAX_BYTES, MAX_RECIPE_BYTES, Assignment, TaskKind

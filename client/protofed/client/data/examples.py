@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -38,6 +38,7 @@ class Examples:
         rows: which of `images` the examples are, [N] int64 on the CPU; None: all, in their order.
         source: the cache on disk that `images` are mapped from; None: they are in memory.
         shared: what was made of `images` once, for all views.
+        subgroups: by name, as "sex=F", which of the examples are in it, [N] bool on the CPU.
 
     Raises:
         DataError: shapes or dtypes are others.
@@ -49,6 +50,7 @@ class Examples:
     rows: Tensor | None = None
     source: CachedImages | None = None
     shared: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+    subgroups: Mapping[str, Tensor] = field(default_factory=dict)
     _results: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)  # the results of `once`
 
     def __post_init__(self) -> None:
@@ -75,7 +77,8 @@ class Examples:
         """A view of the examples of these indices, [n] int64 on the CPU, in this order."""
         labels = self.labels.index_select(0, indices.to(self.labels.device))
         units = None if self.units is None else self.units.index_select(0, indices)
-        return replace(self, labels=labels, units=units, rows=self.rows_at(indices))
+        subgroups = {name: inside.index_select(0, indices) for name, inside in self.subgroups.items()}
+        return replace(self, labels=labels, units=units, rows=self.rows_at(indices), subgroups=subgroups)
 
     def rows_at(self, indices: Tensor) -> Tensor:
         """The rows in `images` of these examples, [n] int64 each, on the CPU."""
@@ -103,7 +106,7 @@ class Examples:
         """The same examples without the rest of an array in memory, which is a copy of their images."""
         if self.rows is None or self.source is not None:
             return self
-        return Examples(self.pixels(), self.labels, self.units)
+        return Examples(self.pixels(), self.labels, self.units, subgroups=self.subgroups)
 
     def sample(self, count: int, seed: int, strata: Callable[[Tensor], Tensor]) -> Examples:
         """At most so many of the examples, drawn once as by `stratified_sample`; these ones, if there are not more.
@@ -134,7 +137,7 @@ class Examples:
             for part in self.parts():
                 images[start : start + len(part)] = part
                 start += len(part)
-            return Examples(images, labels, self.units)
+            return Examples(images, labels, self.units, subgroups=self.subgroups)
         images, shared = self._once_for_all(("on", device), lambda: (self.images.to(device), dict[Hashable, Any]()))
         return replace(self, images=images, labels=labels, shared=shared)
 
@@ -249,11 +252,11 @@ def select(values: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def join(first: Examples, second: Examples) -> Examples:
-    """The examples of both, in this order, without units; views of one array stay views."""
+    """The examples of both, in this order, without units and subgroups; views of one array stay views."""
     labels = torch.cat((first.labels, second.labels))
     if first.images is second.images:
         all_rows = [each.rows_at(torch.arange(len(each))) for each in (first, second)]
-        return replace(first, labels=labels, units=None, rows=torch.cat(all_rows))
+        return replace(first, labels=labels, units=None, rows=torch.cat(all_rows), subgroups={})
     return Examples(torch.cat((first.pixels(), second.pixels())), labels)
 
 

@@ -77,6 +77,7 @@ class FileEntry:
         remote: the image of a PACS; `path` is then the manifest that lists it, and `name` its row. None: a file. Not
             in the repr, as UIDs may identify a patient.
         cells: what a manifest has in its label columns; of a folder none.
+        subgroups: heading and cell of a manifest's columns of `data.subgroup_columns`. Not in the repr: of a patient.
     """
 
     path: Path
@@ -90,6 +91,7 @@ class FileEntry:
     part: str = ""
     remote: PacsImage | None = field(default=None, repr=False)
     cells: tuple[str, ...] = ()
+    subgroups: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     def of_part(self, part: str) -> Self:
         """The entry of one part of this file; an empty part is the file itself."""

@@ -45,6 +45,7 @@ SEPARATORS = (",", ";", "\t")
 SEVERAL, NO_LABEL, UNCLEAR = "several labels", "no label", "unclear label"
 _OPTIONAL = ("split", "group")
 _LABEL = "label "  # what the keys of the columns of several labels begin with
+_SUBGROUP = "subgroup "  # likewise of those of `data.subgroup_columns`
 _UIDS = ("study", "series", "instance")  # columns of a table whose images a PACS has
 _UID = re.compile(r"[0-9][0-9.]{0,63}")  # PS3.5, 9.1; some devices begin a component with 0
 _DRIVE = re.compile(r"[A-Za-z]:")
@@ -110,8 +111,13 @@ def _entry(
         group = match[1] if match else None
     site = normalise(cells["site"]) if "site" in cells else None
     label, split = _label(cells["label"], data), _split(cells, optional, where)
-    own = _label_cells(cells, data)
-    entry = FileEntry(path, name, label, split, group, row, site=site, ambiguous=ambiguous, cells=own)
+    own, subgroups = (
+        _label_cells(cells, data),
+        tuple((name, cells[f"{_SUBGROUP}{name}"]) for name in data.subgroup_columns),
+    )
+    entry = FileEntry(
+        path, name, label, split, group, row, site=site, ambiguous=ambiguous, cells=own, subgroups=subgroups
+    )
     return entry if data.tile_size is None else entry.of_part(str(_tile(cells, data.tile_size, where)))
 
 
@@ -224,6 +230,9 @@ def _records(file: Path, data: Data, *, labelled: bool) -> list[tuple[int, Mappi
         names["group"] = data.group_column or "group"
     if data.group_column is not None:
         needed[data.group_column] = "; data.group_column names another"
+    if labelled:
+        names |= {f"{_SUBGROUP}{name}": name for name in data.subgroup_columns}
+        needed |= dict.fromkeys(data.subgroup_columns, "; data.subgroup_columns names others")
     if data.tile_size is not None:
         names |= {axis: axis for axis in _CORNER}
         needed |= dict.fromkeys(_CORNER, ", for tiles")

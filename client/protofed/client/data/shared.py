@@ -23,7 +23,7 @@ from protofed.common.payload import SiteId
 
 _ALIGNMENT = 64  # bytes: PyTorch's own, so that every kernel takes the path that it takes for a tensor of its own
 Memory = mmap | memoryview
-_DTYPES = {str(dtype): dtype for dtype in (torch.uint8, torch.uint16, torch.float32, torch.int64)}
+_DTYPES = {str(dtype): dtype for dtype in (torch.bool, torch.uint8, torch.uint16, torch.float32, torch.int64)}
 
 
 class _Listed(BaseModel):
@@ -52,6 +52,7 @@ class _ExamplesEntry(_Listed):
     rows: _TensorEntry | None
     labels: _TensorEntry
     units: _TensorEntry | None
+    subgroups: dict[str, _TensorEntry]
 
 
 class _SiteEntry(_Listed):
@@ -97,6 +98,7 @@ def share(data: Mapping[SiteId, SiteData], block: Callable[[int], mmap], *, augm
             (examples.rows, entry.rows),
             (examples.labels, entry.labels),
             (examples.units, entry.units),
+            *((inside, entry.subgroups[name]) for name, inside in examples.subgroups.items()),
         ):
             if values is not None and place is not None:
                 _tensor(memory, place).copy_(values)
@@ -150,7 +152,8 @@ class Shared:
     def _made(self, entry: _ExamplesEntry) -> Examples:
         images, source, shared = self._arrays[entry.array]
         rows, units = (None if place is None else _tensor(self._memory, place) for place in (entry.rows, entry.units))
-        return Examples(images, _tensor(self._memory, entry.labels), units, rows, source, shared)
+        subgroups = {name: _tensor(self._memory, place) for name, place in entry.subgroups.items()}
+        return Examples(images, _tensor(self._memory, entry.labels), units, rows, source, shared, subgroups)
 
 
 class _Array(NamedTuple):
@@ -201,7 +204,8 @@ class _Plan:
                 for values in (examples.rows, examples.labels, examples.units)
             )
             number = list(self.owners).index(array)
-            self.entries.append(_ExamplesEntry(array=number, rows=rows, labels=labels, units=units))
+            inside = {name: self._place(each.dtype, each.shape) for name, each in examples.subgroups.items()}
+            self.entries.append(_ExamplesEntry(array=number, rows=rows, labels=labels, units=units, subgroups=inside))
             self.examples.append(examples)
         return self._numbers[id(examples)]
 

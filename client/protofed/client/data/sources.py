@@ -34,6 +34,7 @@ from protofed.common.config.data import ColumnPartition, Data
 from protofed.common.config.tables import MAX_IMAGE_VALUES, Input
 from protofed.common.errors import DataError, short
 
+MAX_SUBGROUPS = 50  # values of a column
 MAX_REASONS = 5  # that one error lists; none names a file
 _READING = Reading()
 log = structlog.get_logger()
@@ -144,7 +145,25 @@ def _examples(items: Sequence[IndexedFile], images: ReadImages, readable: NDArra
         ([items[row].group for row in readable], items[0].group),
     )
     site, group = (None if first is None else np.array(column) for column, first in columns)
-    return DataSplit(images.examples(readable, labels), site, group)
+    examples = replace(images.examples(readable, labels), subgroups=_subgroups(items, readable))
+    return DataSplit(examples, site, group)
+
+
+def _subgroups(items: Sequence[IndexedFile], readable: NDArray[np.intp]) -> dict[str, torch.Tensor]:
+    """As of `Examples`: one for each value of each column; an empty cell is in none."""
+    columns = {name for item in items for name, _ in item.subgroups}
+    cells = [dict(items[row].subgroups) for row in readable]
+    masks = dict[str, torch.Tensor]()
+    for column in sorted(columns):
+        values = np.array([of_item[column] for of_item in cells], dtype=object)
+        distinct = sorted({str(value) for value in values if value})
+        if len(distinct) > MAX_SUBGROUPS:
+            raise DataError(
+                f"column '{short(column)}' of data.subgroup_columns has {len(distinct)} different values; expected at "
+                f"most {MAX_SUBGROUPS}, such as parts of a range in place of numbers"
+            )
+        masks |= {f"{column}={value}": torch.from_numpy(values == value) for value in distinct}
+    return masks
 
 
 LABELLED_BY_NAME = frozenset({"folder", "manifest", "dicomweb"})  # sources whose labels are names, not numbers
@@ -181,7 +200,11 @@ class Source:
     def from_splits(cls, train: DataSplit, test: DataSplit) -> Source:
         """The source of a training and a test split."""
         columns = train.site, test.site, train.group, test.group
-        return cls(train.examples, test.examples, *columns, train.units, test.drawn)
+        scored = test.examples
+        if test.group is not None:  # resampled as a whole
+            _, patients = np.unique(test.group, return_inverse=True)
+            scored = replace(scored, units=torch.from_numpy(patients.astype(np.int64)))
+        return cls(train.examples, scored, *columns, train.units, test.drawn)
 
 
 def load(

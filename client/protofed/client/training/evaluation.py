@@ -16,6 +16,7 @@ from torch import nn
 from protofed.client.data.examples import Examples
 from protofed.client.data.site_data import SiteData
 from protofed.client.task import Predictions
+from protofed.client.training.intervals import qualified_scores
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import DataError
 
@@ -70,8 +71,12 @@ def on_test(
 
     On the site's own one, where it has no other: a trainer that is the evaluator, too.
     """
-    predictions = predict(model, data, None if len(data.test) else data.local_test, check=check)
-    return compute_scores({GLOBAL: predictions}, data, recipe)
+    examples = data.test if len(data.test) else data.local_test
+    predictions = predict(model, data, examples, check=check)
+    scores = compute_scores({GLOBAL: predictions}, data, recipe)
+    if not recipe.evaluation.qualifiers or examples is None:
+        return scores
+    return scores | qualified_scores(predictions, examples, data.task, data.train.labels.cpu(), recipe)
 
 
 def on_local_test(

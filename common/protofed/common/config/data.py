@@ -168,7 +168,7 @@ _OF_ONE_SOURCE = (
     ("series", "folder", "remove it. In a manifest the path of a row may be the folder of a series"),
     ("tile_size", "manifest", "remove it, or list the tiles in a manifest"),
 )
-_COLUMNS = ("path_column", "label_column", "group_column", "site_column")
+_COLUMNS = ("path_column", "label_column", "group_column", "subgroup_columns", "site_column")
 
 
 def _check_pacs_url(url: str) -> str:
@@ -231,6 +231,9 @@ class Data(StrictModel):
         "label"  # manifest only: heading of the label; or one heading for each label, whose column has 1 or 0
     )
     group_column: _Heading | None = None  # manifest only: heading of the group; None: `group`, if there is one
+    subgroup_columns: tuple[
+        _Heading, ...
+    ] = ()  # manifest only: columns by whose values an evaluator's scores may be given
     site_column: _Heading = "site"  # manifest only: heading of the site's column, with partition "column"
     series: Literal["folder"] | None = (
         None  # folder only: "folder": the DICOM files of each folder below a class's folder are one volume

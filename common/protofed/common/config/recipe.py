@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, ValidationError, ValidatorFunctionWrapHan
 
 from protofed.common.codec import Digest, digest
 from protofed.common.config.data import Data
+from protofed.common.config.evaluation import MAX_CLASSES, Evaluation
 from protofed.common.config.tables import Input, Model, NamedOptions, NamedTransform, Share, StrictModel
 from protofed.common.config.tasks import CLASSIFICATION, build_task, tasks
 from protofed.common.config.toml_files import explain, read_extended, read_table
@@ -176,13 +177,12 @@ class Plan(StrictModel):
                 return self.lr * (1 + math.cos(math.pi * (round - 1) / rounds)) / 2
 
 
-MAX_ROUNDS, MAX_CLASSES, MAX_SITES = 1_000_000, 100_000, 100_000
+MAX_ROUNDS, MAX_SITES = 1_000_000, 100_000
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 Every = Annotated[int, Field(ge=0, le=MAX_ROUNDS)]
 Sites = Annotated[int, Field(ge=1, le=MAX_SITES)]
 Robust: TypeAlias = Literal["none", "clip", "median", "trimmed", "krum", "geometric-median"]
 COUNTING: frozenset[Robust] = frozenset({"trimmed", "krum"})  # rules that have to know how many sites may be bad
-Order = Annotated[tuple[int, ...], Field(max_length=MAX_CLASSES)]
 ClassName = Annotated[str, Field(pattern=r"^\S(?:.{0,78}\S)?$")]
 MIN_STEPS_OF_NOISE = 1024  # of 16 or more, rounding changes no probability by a factor that could be written down
 PREPROCESSING = 1  # incremented when the same `[input]` gives other pixels than before, but for rounding to 16 bits
@@ -307,37 +307,7 @@ def _no_sum(rules: Federation) -> str:
     return ""
 
 
-SPECIFICITY = 0.9
-
-
-# Keys of [evaluation] that say nothing of other tasks than classification.
 _OF_CLASSES = ("frequency_groups", "probabilities", "clinical", "class_order")
-
-
-class Evaluation(StrictModel):
-    """Scores in addition to those that every run has."""
-
-    frequency_groups: bool = (
-        False  # accuracy on many (the first 20 % of classes), medium (the next 30 %) and few (the rest)
-    )
-    probabilities: bool = False  # area under the ROC curve, and calibration error: seconds more at a daemon's start
-    personal_test_images: Annotated[int, Field(ge=2)] | None = (
-        None  # images of the shared test set for scores of sites' own models: a stratified sample; None: all
-    )
-    clinical: Annotated[bool, Field(exclude_if=lambda on: not on)] = (
-        False  # of classes: area under the ROC curve, average precision and sensitivity of each, and the Brier score
-    )
-    specificity: Annotated[float, Field(gt=0, lt=1, exclude_if=lambda share: share == SPECIFICITY)] = (
-        SPECIFICITY  # least specificity at which sensitivity is taken
-    )
-    class_order: Order = ()  # the classes from the most frequent to the rarest; empty: 0, 1, 2, … as a long tail
-
-    @property
-    def switched_on(self) -> frozenset[str]:
-        """The keys that are true: each of them gives scores that other runs have not."""
-        return frozenset(key for key, value in self if value is True)
-
-
 CLASSES = NamedOptions(name=CLASSIFICATION)
 
 
@@ -495,7 +465,8 @@ class Recipe(StrictModel):
 
     def score_names(self) -> ScoreNames:
         """The scores that the run can have; errors as of `check_task`."""
-        return ScoreNames(self.classes, list_families(build_task(self.task).scores()), self.evaluation.switched_on)
+        families, evaluation = list_families(build_task(self.task).scores()), self.evaluation
+        return ScoreNames(self.classes, families, evaluation.switched_on, evaluation.qualifiers)
 
     def wire(self) -> str:
         """As JSON, for sites: without `data`, which is a simulation's and names paths."""

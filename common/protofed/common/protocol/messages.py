@@ -238,12 +238,14 @@ class Signal(StrEnum):
 
 
 Scores = Mapping[str, float]
+QUALIFIED = "@"  # between a score and what more is said of it: an end of its interval, or a subgroup of the test set
 
 
 def score_family(name: str) -> str:
-    """`global.recall` of `global.recall.3`: the score without its class; a score that has none is its own family."""
-    stem, _, last = name.rpartition(".")
-    return stem if last.isdigit() else name
+    """`global.recall` of `global.recall.3@low`: without class and qualifier; a score with neither is its own family."""
+    whole = name.partition(QUALIFIED)[0]
+    stem, _, last = whole.rpartition(".")
+    return stem if last.isdigit() else whole
 
 
 MAX_NUMBERS = 32  # in a heartbeat; more than there are, for those of newer clients

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from protofed.common.errors import nearest, short
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import Role, Scores, score_family
+from protofed.common.protocol.messages import QUALIFIED, Role, Scores, score_family
 
 BINS = 15  # of the calibration error and the reliability diagram, as in Guo et al., ICML 2017
 # By the prefix of a score, the role that takes it. The scores of the global model on the shared test set are the
@@ -31,6 +31,7 @@ TESTS = {
 }
 MAJORITY = "global.majority"  # accuracy of always saying the test set's most common class: no model's own
 RELIABILITY = tuple(f"reliability.{name}" for name in ("accuracy", "confidence", "share"))
+_RELIABILITY = tuple(f"global.{name}" for name in RELIABILITY)
 ROUNDING = 1e-6  # of a score, as a share of its range: sums in float32 may exceed it by so much
 # The first of these that a run has judges its rounds, if its recipe names none. Balanced accuracy first: where classes
 # are skewed, the largest accuracy may be that of a model that knows the common class alone. Then those of other tasks.
@@ -113,11 +114,13 @@ class ScoreNames:
         classes: of the run, C.
         families: of its task, by name.
         evaluation: keys of `[evaluation]` that the recipe switches on.
+        qualifiers: what an evaluator may report of each score besides, as `global.auroc@low`.
     """
 
     classes: int
     families: Mapping[str, ScoreFamily]
     evaluation: Collection[str] = ()
+    qualifiers: Collection[str] = ()
 
     def problem(self, scores: Scores, roles: Collection[Role]) -> str | None:
         """Why a site of these roles cannot report these scores, by the first one's name; None: it can.
@@ -166,6 +169,11 @@ class ScoreNames:
 
     def family(self, name: str) -> ScoreFamily | None:
         """What is known of a score by its name; None: this run has no such score."""
+        score, qualified, qualifier = name.partition(QUALIFIED)
+        if qualified:
+            return (
+                self.family(score) if qualifier in self.qualifiers and may_be_qualified(score_family(score)) else None
+            )
         if (family := self.families.get(name)) is not None and family.indexed == "none":
             return family if self._is_on(family) else None
         stem, _, index = name.rpartition(".")
@@ -176,6 +184,17 @@ class ScoreNames:
 
     def _is_on(self, family: ScoreFamily) -> bool:
         return not family.needs or family.needs in self.evaluation
+
+
+def may_be_qualified(family: str) -> bool:
+    """Whether a score has intervals and subgroups: an evaluator's, other than what describes its whole test set."""
+    return family.startswith("global.") and ".local." not in family and family not in (MAJORITY, *_RELIABILITY)
+
+
+def name_ends(subgroup: str = "") -> tuple[str, str]:
+    """The qualifiers of the lower and the upper end of an interval, of the whole test set or of a subgroup."""
+    before = f"{subgroup}{QUALIFIED}" if subgroup else ""
+    return f"{before}low", f"{before}high"
 
 
 def _ranks(family: str, of_name: ScoreFamily) -> bool:

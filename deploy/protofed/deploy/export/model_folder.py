@@ -10,7 +10,8 @@ from typing import Annotated, Final, Literal, TypeAlias
 from pydantic import Field
 
 from protofed.common.codec import digest
-from protofed.common.config.recipe import MAX_CLASSES, parse_json
+from protofed.common.config.evaluation import MAX_CLASSES
+from protofed.common.config.recipe import parse_json
 from protofed.common.config.tables import Input, NamedOptions, StrictModel
 from protofed.common.errors import ConfigError, DataError, short
 from protofed.common.storage import files as storage_files

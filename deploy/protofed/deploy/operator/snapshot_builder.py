@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from protofed.client.policy.rules import is_own
-from protofed.common.protocol.messages import TaskKind
+from protofed.common.protocol.messages import TaskKind, score_family
 from protofed.common.protocol.scores import lower_is_better
 from protofed.deploy.operator.snapshot import (
     ENDED,
@@ -168,8 +168,8 @@ def best_snapshot(detail: pb.RunDetail) -> BestSnapshot | None:
 
 
 def scores(history: WatchHistory) -> tuple[ScoreSnapshot, ...]:
-    """The newest scores, headlines first; without those of single classes, whose names end in a number."""
-    names = [name for name in history.scores if not name.rpartition(".")[2].isdigit()]
+    """The newest scores, headlines first; without those of single classes and subgroups."""
+    names = [name for name in history.scores if score_family(name) == name]
     return tuple(_score(history, name) for name in sorted(names, key=_rank))
 
 

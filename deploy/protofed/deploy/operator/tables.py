@@ -12,6 +12,7 @@ from rich.text import Text
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import count, short
+from protofed.common.protocol.messages import score_family
 from protofed.deploy.operator.snapshot_builder import (
     best_snapshot,
     keeping,
@@ -63,7 +64,7 @@ def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]
     if tasks:
         parts.append(terminal(TASKS, tasks, STATUS, "\nevery site's task" if everything else "\nwhat failed"))
     if detail.scores:
-        scores = [score for score in detail.scores if not score.name.rpartition(".")[2].isdigit()]  # others: --json
+        scores = [score for score in detail.scores if score_family(score.name) == score.name]  # others: --json
         parts.append(terminal(SCORES, scores, STATUS, f"\nscores after round {detail.scored_round}"))
     return [*parts, *_about_scores(detail)]
 

@@ -42,6 +42,9 @@ LABELS = {  # without the model's test set: a record does not have whether two s
     "local.bias": "mean of prediction minus truth on the sites' own test sets (0 is none)",
     "local.agreement_low": "lower limit of agreement on the sites' own test sets",
     "local.agreement_high": "upper limit of agreement on the sites' own test sets",
+    "class_auroc": "area under the ROC curve",
+    "class_average_precision": "average precision",
+    "class_sensitivity": "sensitivity at the recipe's specificity",
     "brier": "Brier score (lower is better)",
     "local.brier": "Brier score on the sites' own test sets (lower is better)",
 }
@@ -67,7 +70,7 @@ def formatted(name: str, value: float) -> str:
 
 def in_percent(name: str) -> bool:
     """Whether a score's value is shown in percent; a share without a name is."""
-    return not name or (is_share(name) and name.rpartition(".")[2] not in ("ece", "auroc"))
+    return not name or (is_share(name) and not name.endswith(("ece", "auroc")))
 
 
 def shown(name: str, value: float) -> str:

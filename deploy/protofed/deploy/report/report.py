@@ -12,7 +12,7 @@ from protofed.common.config.tasks import CLASSIFICATION
 from protofed.common.storage import files
 from protofed.common.version import VERSION
 from protofed.deploy.plots import STYLE
-from protofed.deploy.report import models, rounds, scores, summary
+from protofed.deploy.report import details, models, rounds, scores, summary
 from protofed.deploy.report.document import Document, Section, render, utc
 from protofed.deploy.run_view import RunView
 
@@ -46,6 +46,7 @@ SECTIONS: Sequence[Callable[[RunView], Section]] = (
     scores.groups,
     scores.fairness,
     scores.calibration,
+    details.details,
     models.prototypes,
     models.norms,
     rounds.participation,
