@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import balanced_accuracy_score, roc_auc_score
+from sklearn.metrics import average_precision_score, balanced_accuracy_score, roc_auc_score, roc_curve
 from torch import Tensor
+from torchmetrics.functional.classification import binary_auroc, binary_average_precision
 
 from protofed.client.tasks import classification
 from protofed.client.tasks.classification import (
     Tally,
+    clinical_scores,
     group_classes,
     majority,
     personal_scores,
@@ -251,3 +253,31 @@ def test_the_bins_of_reliability_add_up_to_the_calibration_error(seed: int) -> N
     gaps = [abs(found[f"reliability.accuracy.{b}"] - found[f"reliability.confidence.{b}"]) for b in bins]
     error = sum(gap * found[f"reliability.share.{b}"] for gap, b in zip(gaps, bins, strict=True))
     assert error == pytest.approx(probabilistic_scores(told)["ece"], abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_clinical_scores_are_scikit_learns_and_torchmetrics(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(3, (90,), generator=generator)
+    logits = torch.randn(90, 4, generator=generator) + torch.eye(4)[labels]
+    probabilities = logits.double().softmax(1)
+    found = clinical_scores(Tally.of(logits, labels, 4), 0.8)
+    for c in range(3):
+        truth, values = (labels == c).numpy(), probabilities[:, c].numpy()
+        assert found[f"class_auroc.{c}"] == pytest.approx(roc_auc_score(truth, values), abs=1e-6)
+        assert found[f"class_auroc.{c}"] == pytest.approx(
+            float(binary_auroc(ranked := probabilities[:, c].float(), labels == c)), abs=1e-6
+        )
+        precision = found[f"class_average_precision.{c}"]
+        assert precision == pytest.approx(average_precision_score(truth, values), abs=1e-6)
+        assert precision == pytest.approx(float(binary_average_precision(ranked, labels == c)), abs=1e-6)
+        false_positives, sensitivity, _ = roc_curve(truth, values, drop_intermediate=False)
+        assert found[f"class_sensitivity.{c}"] == pytest.approx(sensitivity[1 - false_positives >= 0.8].max(), abs=1e-6)
+    assert not any(name.endswith(".3") for name in found)
+    own = torch.eye(4)[labels]
+    assert found["brier"] == pytest.approx(float((probabilities - own).square().sum(1).mean()), abs=1e-6)
+
+
+def test_clinical_scores_tell_apart_what_a_softmax_rounds_to_one() -> None:
+    logits, labels = torch.tensor([[40.0, 0.0], [60.0, 0.0], [50.0, 0.0], [0.0, 0.0]]), torch.tensor([1, 0, 0, 1])
+    assert clinical_scores(Tally.of(logits, labels, 2), 0.9)["class_auroc.0"] == 1.0
