@@ -27,6 +27,7 @@ PUBLIC = (
     "protofed.server.method",
     "protofed.models",
     "protofed.data",
+    "protofed.tasks",
     "protofed.lab",
     "protofed.testing",
 )

@@ -1,4 +1,4 @@
-"""A model and a dataset outside the repository: written by `protofed new`, tested by themselves, run."""
+"""A model, a dataset and a task outside the repository: written by `protofed new`, tested by themselves, run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from protofed.common.errors import ConfigError
 from protofed.common.plugins import PluginKind
 from protofed.deploy.templates.new import PACKAGE_TEMPLATES, PACKAGES, new_package
 
-OWN = {PluginKind.MODEL: "our-net", PluginKind.DATASET: "our-scans"}
+OWN = {PluginKind.MODEL: "our-net", PluginKind.DATASET: "our-scans", PluginKind.TASK: "our-grades"}
+SCORES = {PluginKind.TASK: ("kappa", "near")}  # that `simulate` shows; of classes it shows the balanced accuracy
 
 
 @pytest.fixture(params=OWN, ids=str)
@@ -41,6 +42,8 @@ def test_it_is_filled_in_imports_one_module_of_protofed_and_passes_its_own_tests
             assert {module for module in modules if module and module.startswith("protofed")} <= {
                 "protofed.data",
                 "protofed.models",
+                "protofed.tasks",
+                "protofed.testing.task_conformance",
             }
     done = python("-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", cwd=package)
     assert done.returncode == 0, done.stdout[-3000:]
@@ -50,7 +53,8 @@ def test_its_recipe_is_run_by_its_entry_point(package: Path) -> None:
     (recipe,) = (package / "recipes").glob("*.toml")
     done = python("-m", "protofed.deploy.cli", "simulate", str(recipe), "--set", "rounds=1", cwd=package)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "balanced" in done.stdout
+    kind = next(kind for kind, name in OWN.items() if name == package.name)
+    assert [word for word in SCORES.get(kind, ("balanced",)) if word not in done.stdout] == []
 
 
 @pytest.mark.parametrize("kind", PACKAGES, ids=str)
@@ -60,7 +64,13 @@ def test_every_template_is_used(kind: PluginKind) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(PluginKind.MODEL, "resnet18"), (PluginKind.DATASET, "medmnist"), (PluginKind.DATASET, "a b")]
+    ("kind", "name"),
+    [
+        (PluginKind.MODEL, "resnet18"),
+        (PluginKind.DATASET, "medmnist"),
+        (PluginKind.DATASET, "a b"),
+        (PluginKind.TASK, "regression"),
+    ],
 )
 def test_a_name_that_is_taken_or_cannot_be_a_package_is_refused_by_its_kind(
     kind: PluginKind, name: str, tmp_path: Path

@@ -11,6 +11,7 @@ import pytest
 
 import protofed.data as data_face
 import protofed.models as model_face
+import protofed.tasks as task_face
 from protofed.client import method as client_face
 from protofed.common import plugins
 from protofed.common.config.toml_files import parse_toml
@@ -46,7 +47,10 @@ server_methods towards unit weigh weighted_mean weights
 
 MODELS = "ConfigError Input SplitModel"
 DATA = "Data DataError DataSplit Examples Input read_dataset"
-FACES = [(client_face, CLIENT), (server_face, SERVER), (model_face, MODELS), (data_face, DATA)]
+TASKS = """
+CONSTANT ClientTask ConfigError DataError LearningTask LeftOut OwnLabel OwnNames Predictions Recipe Target TaskScore
+"""
+FACES = [(client_face, CLIENT), (server_face, SERVER), (model_face, MODELS), (data_face, DATA), (task_face, TASKS)]
 
 
 @pytest.mark.parametrize(("face", "names"), FACES, ids=lambda given: getattr(given, "__name__", ""))

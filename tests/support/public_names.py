@@ -35,9 +35,19 @@ from protofed.deploy.operator.snapshot import RunSnapshot
 from protofed.protos.v1 import federation_pb2, operator_pb2, secure_aggregation_pb2
 from protofed.server.method import server_methods
 from protofed.server.metrics import METRICS as SERVER_METRICS
+from protofed.testing.conformance import MethodConformance
+from protofed.testing.task_conformance import TaskConformance
 
 GOLDEN = ROOT / "tests/golden/compatibility.json"
-FACES = ("protofed.models", "protofed.data", "protofed.lab", "protofed.client.method", "protofed.server.method")
+FACES = (
+    "protofed.models",
+    "protofed.data",
+    "protofed.tasks",
+    "protofed.lab",
+    "protofed.client.method",
+    "protofed.server.method",
+)
+SUITES = (MethodConformance, TaskConformance)
 FILES = (Recipe, PolicyRules, ServerSettings, ClientSettings)
 PROTOS = (federation_pb2, operator_pb2, secure_aggregation_pb2)
 Names = Mapping[str, list[str]]
@@ -100,10 +110,10 @@ def _faces() -> Iterator[tuple[str, Iterable[str]]]:
     for name in FACES:
         module = importlib.import_module(name)
         yield name, (one for one in module.__all__ if hasattr(module, one))
-    suite = importlib.import_module("protofed.testing.conformance").MethodConformance
-    shown = (*vars(suite), *suite.__annotations__)
-    kept = (one for one in shown if not one.startswith(("_", "test_", "pytest")))  # tests come and go
-    yield "protofed.testing.conformance.MethodConformance", kept
+    for suite in SUITES:
+        shown = (*vars(suite), *suite.__annotations__)
+        kept = (one for one in shown if not one.startswith(("_", "test_", "pytest")))  # tests come and go
+        yield f"{suite.__module__}.{suite.__name__}", kept
 
 
 def _exit_codes() -> Iterator[tuple[str, Iterable[str]]]:

@@ -1,4 +1,4 @@
-"""The client half of a task, in PyTorch: its protocol, and all that its author imports from protofed.
+"""The client half of a task, in PyTorch: its protocol. `protofed.tasks` is what its author imports.
 
 A `ClientTask` is a frozen dataclass of pure functions, made of the task's half without PyTorch, a `LearningTask` of
 `protofed.common.config.tasks`. It says what targets are, what a model's outputs are trained to, and how far they agree
@@ -24,20 +24,6 @@ from protofed.common.plugins import import_object
 
 if TYPE_CHECKING:  # images are read without PyTorch, too
     from torch import Tensor
-
-__all__ = [
-    "CONSTANT",
-    "ClientTask",
-    "DataError",
-    "LearningTask",
-    "LeftOut",
-    "OwnLabel",
-    "OwnNames",
-    "Predictions",
-    "Target",
-    "as_target",
-    "build_client_task",
-]
 
 CONSTANT = 0.05  # share of all examples that a nearly constant model may say something else of, and one more
 Target: TypeAlias = int | float | tuple[float, ...]  # of one example: a row of the targets

@@ -96,6 +96,20 @@ def test_a_plugins_code_counts_without_being_imported(plugin: Path, recipe_of: R
     assert digest_code(recipe).changes(before) == ["ourplugin.helper"]
 
 
+def test_a_tasks_code_counts_in_both_halves(plugin: Path, recipe_of: Recipes) -> None:
+    """No module imports the half in PyTorch: it is named by its path."""
+    findings = {"task": {"name": "multi-label"}, "classes": 3, "class_names": ("even", "loop", "large")}
+    own = {"task": {"name": "ourplugin.grades:Grades"}}
+    classes = recipe_of("fedavg")
+    recipes = [Recipe.model_validate({**classes.model_dump(mode="json"), **table}) for table in (findings, own)]
+    assert "protofed.client.tasks.multi_label" in modules(recipes[0]) - modules(classes)
+    (plugin / "grades.py").write_text('class Grades:\n    client = "ourplugin.half:Mine"\n')
+    assert {"ourplugin.grades", "ourplugin.half", "ourplugin.helper"} <= modules(recipes[1])
+    code = code_digest.InstalledCode()
+    assert len({code.of(recipe).whole for recipe in (classes, *recipes)}) == 3, "they share no digest"
+    assert "ourplugin" not in sys.modules
+
+
 @pytest.mark.parametrize(
     ("old", "new", "changed"),
     [

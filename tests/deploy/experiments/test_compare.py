@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from protofed.common import plugins
 from protofed.common.config.recipe import Recipe
+from protofed.common.errors import ConfigError
 from protofed.deploy.experiments.code_digest import CodeDigest, digest_code
 from protofed.deploy.experiments.compare import CompareRequest, compare
 from protofed.deploy.experiments.curves import Curves
@@ -127,3 +129,15 @@ def test_what_other_code_left_unfinished_is_never_kept(recipe_of: Recipes, tmp_p
     assert stand_in.ran == ["small-fedavg-seed0"] * 2
     assert list(job.state.iterdir()) == []
     assert [path.name for path in (job.folder / "state-before-1").iterdir()] == ["of the other code"]
+
+
+def test_a_score_of_a_plug_ins_task_is_a_metric(
+    recipe_of: Recipes, tmp_path: Path, stand_in: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever gives a recipe has allowed its plug-ins, and `compare` asks the task for its scores before any job."""
+    monkeypatch.setattr(plugins, "_allowed", set())
+    own = {"task": {"name": "tests.client.tasks.own_task:Gauge"}, "classes": 1, "class_names": ("value",)}
+    recipe = Recipe.model_validate({**recipe_of("fedavg").model_dump(mode="json"), **own})
+    with pytest.raises(ConfigError, match=r"did you mean 'global\.near'"):
+        compare([recipe], CompareRequest(tmp_path / "out", metrics=["global.nearer"]))
+    assert stand_in.ran == []

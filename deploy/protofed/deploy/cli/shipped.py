@@ -172,6 +172,15 @@ def model(name: PackageName, into: PackageInto = Path()) -> None:
     _create(PluginKind.MODEL, name, into)
 
 
+@new.command("task")
+def task(name: PackageName, into: PackageInto = Path()) -> None:
+    """Create a package for your own task: both halves, recipe, tests, entry point. It starts with ordered grades.
+
+    Example: `protofed new task my-grades`
+    """
+    _create(PluginKind.TASK, name, into)
+
+
 def _create(kind: PluginKind, name: str, into: Path) -> None:
     from protofed.deploy.templates.new import new_package
 

@@ -1,9 +1,9 @@
 """A digest of the code that computes a job's numbers, so that no score of other code is taken for this one's.
 
 The digest covers what a simulation of the recipe imports from protofed: server, client, common and the simulation. It
-also covers the client and server algorithm of the recipe's method, the packages of its plug-ins, and the versions of
-the libraries that compute. Modules are read, not imported, and digested as syntax trees without docstrings. An edit of
-a comment, a docstring or the layout changes no digest.
+also covers the client and server algorithm of the recipe's method, the recipe's task, the packages of its plug-ins, and
+the versions of the libraries that compute. Modules are read, not imported, and digested as syntax trees without
+docstrings. An edit of a comment, a docstring or the layout changes no digest.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from protofed.common.codec import Digest, digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.tables import StrictModel
+from protofed.common.config.tasks import tasks
 from protofed.common.plugins import PluginKind, find_path
 
 # Of what reads the numbers off a run only itself counts: it imports what shows them, too.
@@ -60,7 +61,7 @@ def digest_code(recipe: Recipe) -> CodeDigest:
     """The digest of the code that would compute a job of this recipe now."""
     plugins = _plugins(recipe)
     closure = _Closure({"protofed", *(name.partition(".")[0] for name in plugins)})
-    for module in (*ROOTS, *plugins, *_halves(recipe.method.name)):
+    for module in (*ROOTS, *plugins, *_halves(recipe.method.name), *_client_half(recipe.task.name)):
         closure.add(module)
     for module in LEAVES:
         closure.add(module, follow=False)
@@ -78,7 +79,7 @@ class InstalledCode:
     def of(self, recipe: Recipe) -> CodeDigest:
         """See `digest_code`."""
         data = (None, None) if recipe.data is None else (recipe.data.source, recipe.data.partition.kind)
-        key = (recipe.method.name, recipe.model.name, *data)
+        key = (recipe.task.name, recipe.method.name, recipe.model.name, *data, *recipe.transforms)
         if key not in self._known:
             self._known[key] = digest_code(recipe)
         return self._known[key]
@@ -192,13 +193,19 @@ def _halves(method: str) -> list[str]:
     return modules
 
 
+def _client_half(task: str) -> list[str]:
+    """The module of the PyTorch half of a task of protofed; of a plug-in the closure finds it by its path."""
+    return [tasks.get(task).client.partition(":")[0]] if task in set(tasks) else []
+
+
 def _is_method(module: str) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in METHODS)
 
 
 def _plugins(recipe: Recipe) -> list[str]:
     """The modules that hold the recipe's plug-ins."""
-    named = [(PluginKind.METHOD, recipe.method.name), (PluginKind.MODEL, recipe.model.name)]
+    named = [(PluginKind.TASK, recipe.task.name), (PluginKind.METHOD, recipe.method.name)]
+    named.append((PluginKind.MODEL, recipe.model.name))
     named += [(PluginKind.TRANSFORM, name) for name in recipe.transforms]
     if recipe.data is not None:
         named += [(PluginKind.DATASET, recipe.data.source), (PluginKind.PARTITION, recipe.data.partition.kind)]

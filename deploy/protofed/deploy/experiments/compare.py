@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from rich.console import Console
 
+from protofed.common import plugins
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, RunFailedError, count, unknown
 from protofed.common.storage import files
@@ -97,6 +98,7 @@ def compare(recipes: Sequence[Recipe], request: CompareRequest, page: MakePage |
         RunFailedError: jobs failed; the others were run and written nevertheless.
         UnavailableError: there is no such cluster.
     """
+    plugins.allow(name for recipe in recipes for name in recipe.names)  # a task's scores are looked up here, too
     _check(recipes, request)
     if not recipes:
         read_contents(request.out)  # before the folder is made

@@ -82,12 +82,12 @@ def scores_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None]
 
 def _score_columns(recipes: Sequence[Recipe]) -> list[Column[RunLine]]:
     """Of tasks other than classification: what is taken of the global model, and by what own models are judged."""
-    names = dict.fromkeys(name for recipe in recipes for name in recipe.score_names().families)
+    families = {name: family for recipe in recipes for name, family in recipe.score_names().families.items()}
+    names = [name for name, family in families.items() if family.indexed == "none"]
     judged = [name for name in JUDGED_BY if name in names and name.startswith("personal.")]
     of_all = [name for name in names if name.startswith("global.") and name.count(".") == 1]
-    unindexed = [name for name in of_all if not name.startswith("global.class_")]
     own = [_score(name.replace("personal", "own").replace(".", "\n"), name, "mean", "std") for name in judged]
-    return [*(_score(name.partition(".")[2].replace("_", "\n"), name, "mean") for name in unindexed), *own]
+    return [*(_score(name.partition(".")[2].replace("_", "\n"), name, "mean") for name in of_all), *own]
 
 
 def _method(line: RunLine) -> str:

@@ -291,7 +291,7 @@ def simulation(
         OutOfSpaceError: the folder's disk is full; so does what is done with the simulation.
         StateError: the folder is in use, or holds another recipe's run of this name.
     """
-    allowed = (everything(recipe) if policy is None else policy).rules.plugins
+    allowed = recipe.names if policy is None else policy.rules.plugins
     plugins.allow(allowed)
     with _full_disk_named(state), ExitStack() as resources:
         context = open_server(state, resources, simulated=True)

@@ -22,6 +22,7 @@ from protofed.common.address import host_and_port
 from protofed.common.config.data import SOURCES
 from protofed.common.config.recipe import MODELS, parse
 from protofed.common.config.settings import ClientSettings, ServerSettings
+from protofed.common.config.tasks import tasks
 from protofed.common.errors import ConfigError, StateError, short, unknown
 from protofed.common.plugins import PluginKind, is_plugin
 
@@ -189,6 +190,12 @@ PACKAGES: Final[Mapping[PluginKind, Mapping[str, str]]] = {
     },
     PluginKind.MODEL: {**_PACKAGE, "recipe.toml": "recipes/digits-$name.toml", **_TEST},
     PluginKind.DATASET: {**_PACKAGE, "recipe.toml": "recipes/$name.toml", **_TEST},
+    PluginKind.TASK: {
+        **_PACKAGE,
+        "client.py": "$package/client.py",
+        "recipe.toml": "recipes/digits-$name.toml",
+        **_TEST,
+    },
 }
 
 
@@ -245,6 +252,8 @@ def _shipped(kind: PluginKind) -> Iterable[str]:
         from protofed.server.method import server_methods
 
         return set(server_methods)
+    if kind is PluginKind.TASK:
+        return tasks
     return MODELS if kind is PluginKind.MODEL else SOURCES
 
 
