@@ -16,11 +16,11 @@ from protofed.client.method import Declaration
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.common import plugins
 from protofed.common.errors import ConfigError
-from protofed.common.plugins import Method, MethodPlugin, PluginKind, Registry, is_plugin, load
+from protofed.common.plugins import ONE_CLASS, Method, MethodPlugin, PluginKind, Registry, is_plugin, load
 
 MODULE = """
 from dataclasses import dataclass
-from protofed.common.plugins import MethodPlugin
+from protofed.common.plugins import ONE_CLASS, MethodPlugin
 
 @dataclass(frozen=True)
 class Client:
@@ -32,6 +32,7 @@ METHOD = MethodPlugin("outside:Client", "known", client_options=("mu",), server_
 NO_DATACLASS = MethodPlugin("outside:Plain", "outside:Plain")
 LOST = MethodPlugin("outside:Nothing", "outside_halves:Server")
 CITED = MethodPlugin("outside:Client", "known", title="Prox", source="Ann, 2001")
+OF_CLASSES = MethodPlugin("outside:Client", "known", tasks=ONE_CLASS)
 number = 3
 """
 Half = Registry[object]
@@ -126,8 +127,9 @@ def test_each_half_takes_its_options_and_leaves_the_others() -> None:
 def test_title_and_source_are_read_where_the_plugin_is_allowed_and_no_half_of_it_is_imported() -> None:
     assert half("server").about("outside:CITED") == Method("outside:CITED", "outside:CITED")
     assert "outside" not in sys.modules
-    plugins.allow({"outside:CITED", "outside:LOST", "broken:METHOD"})
+    plugins.allow({"outside:CITED", "outside:OF_CLASSES", "outside:LOST", "broken:METHOD"})
     assert half("server").about("outside:CITED").cited == "Prox (Ann, 2001)"
+    assert [half("server").about(f"outside:{name}").tasks for name in ("CITED", "OF_CLASSES")] == ["any", ONE_CLASS]
     for untold in ("outside:LOST", "broken:METHOD"):
         assert half("server").about(untold).cited == untold
 

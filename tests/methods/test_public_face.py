@@ -15,7 +15,9 @@ import protofed.tasks as task_face
 from protofed.client import method as client_face
 from protofed.common import plugins
 from protofed.common.config.toml_files import parse_toml
+from protofed.common.plugins import PluginKind
 from protofed.deploy.simulation.simulation import simulation
+from protofed.deploy.templates.new import new_package
 from protofed.server import method as server_face
 from protofed.testing.small_recipe import small_recipe
 
@@ -72,6 +74,16 @@ def test_the_guides_model_dataset_and_partition_run(tmp_path: Path, monkeypatch:
     with simulation(recipe) as running:
         running.go()
         assert running.ledger.newest("mine") is not None
+
+
+def test_the_guides_task_is_the_one_that_is_written(tmp_path: Path) -> None:
+    """Each line of its code stands in the package; tests/conformance/test_new_packages.py runs that."""
+    files = [path for path in new_package(PluginKind.TASK, "my-grades", tmp_path) if path.suffix in {".py", ".toml"}]
+    written = {line for path in files for line in path.read_text(encoding="utf-8").splitlines()}
+    guide = (ROOT / "docs/how-to/add-a-task.md").read_text(encoding="utf-8")
+    code = re.findall(r"```(?:python|text)\n(.*?)```", guide, re.DOTALL)
+    assert len(code) == 5
+    assert [line for block in code for line in block.splitlines() if line not in written] == []
 
 
 @pytest.mark.parametrize("path", HALVES, ids=lambda path: f"{path.parts[-3]}-{path.stem}")

@@ -42,6 +42,7 @@ from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 from protofed.common.errors import ConfigError, nearest, short, unknown
 
 P = TypeVar("P")
+TaskNames: TypeAlias = frozenset[str] | Literal["any"]  # by name; "any": those of plug-ins, too
 
 
 class PluginKind(StrEnum):
@@ -67,6 +68,7 @@ class MethodPlugin:
         server_options: likewise of the server half.
         title: the method's name in reports and model cards; empty: its name in recipes.
         source: authors, venue and year of its paper, as `Dai et al., AAAI 2023`; empty: there is none.
+        tasks: as its client half declares: the tasks that it is defined for.
     """
 
     client: str
@@ -75,6 +77,7 @@ class MethodPlugin:
     server_options: tuple[str, ...] = ()
     title: str = ""
     source: str = ""
+    tasks: TaskNames = "any"
 
 
 _allowed: set[str] = set()
@@ -204,7 +207,6 @@ def _entry_points(kind: PluginKind) -> dict[str, str]:
     return paths
 
 
-TaskNames: TypeAlias = frozenset[str] | Literal["any"]  # by name; "any": those of plug-ins, too
 ONE_CLASS: Final = frozenset({"classification"})  # the task of a method that knows classes: of one an image
 T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
@@ -300,7 +302,8 @@ class Registry(Generic[T]):
         if name not in self._methods and name not in self._classes and is_allowed(name):
             with suppress(ConfigError):  # a report of its run is written without it
                 plugin = self._plugin(name)
-                return Method(name, plugin.title or name, plugin.source, plugin.client_options)
+                about = plugin.title or name, plugin.source, plugin.client_options
+                return Method(name, *about, tasks=plugin.tasks)
         return self._methods.get(name, Method(name, name))
 
     def options(self, name: str) -> set[str]:

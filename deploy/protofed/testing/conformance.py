@@ -111,6 +111,9 @@ class MethodConformance:
     def test_the_client_half_declares_all_that_policies_ask_about(self, method: str) -> None:
         assert isinstance(client_methods.build(method, {}).declares, Declaration)
 
+    def test_halves_say_the_same_of_their_tasks(self, method: str) -> None:
+        assert server_methods.about(method).tasks == client_methods.build(method, {}).declares.tasks
+
     def test_halves_say_the_same_of_a_global_model(self, method: str) -> None:
         assert client_methods.build(method, {}).declares.global_model is server_methods.get(method).global_model
 

@@ -108,6 +108,20 @@ def test_a_score_of_a_class_discloses_what_its_family_does_and_a_plugins_own_num
     assert discloses("train.drift") != NOTHING
 
 
+def test_a_score_of_another_package_is_not_said_to_tell_what_ours_do() -> None:
+    """Nor that it tells nothing."""
+    for name in ("personal.kappa", "personal.local.kappa", "global.local.kappa"):
+        assert "Only its author knows" in discloses(name)
+    assert discloses("global.kappa") == NOTHING
+
+
+@pytest.mark.parametrize("task", ["multi-label", "regression"])
+def test_scores_of_other_tasks_tell_of_findings_or_numbers(task: str) -> None:
+    options, word = ({"range": (0, 1)}, "number") if task == "regression" else ({}, "finding")
+    for name in filter(is_own, families(task, **options)):
+        assert word in discloses(name), name
+
+
 @pytest.mark.parametrize("roles", [{Role.TRAINER}, {Role.EVALUATOR}, set(Role)])
 def test_an_evaluators_scores_are_on_a_sites_own_images_only_if_it_trains_too(roles: set[Role]) -> None:
     found = on_own_images(roles, {"global.accuracy", "global.majority", "global.local.accuracy", "loss"})

@@ -17,7 +17,7 @@ from protofed.deploy import shipped
 from protofed.deploy.export.export import ExportRequest, export
 from protofed.deploy.figures.finished_run import open_run
 from protofed.deploy.report.report import document
-from protofed.deploy.simulation.simulation import simulation
+from protofed.deploy.simulation.simulation import everything, simulation
 from protofed.server.operator.run_record import run_record
 from protofed.testing.small_recipe import small_recipe
 
@@ -137,6 +137,19 @@ def test_a_task_of_another_package_that_lacks_the_judging_score_is_refused_where
     run = recipe("own", federation={"best_by": "global.nearest"})
     with pytest.raises(ConfigError, match=r"did you mean 'global\.near'"), simulation(run):
         pass
+
+
+def test_sites_decline_a_task_that_their_policy_does_not_name_and_say_which() -> None:
+    run = recipe("multi-label", rounds=1, federation={"min_sites": 3, "quorum": 3, "max_attempts": 1})
+    named = everything(run).rules
+    for tasks, declined in (({"multi-label"}, False), ({"classification", "regression"}, True)):
+        rules = named.model_copy(update={"tasks": frozenset(tasks)})
+        with simulation(run, policy=Policy(rules)) as running:
+            running.go()
+            assert bool(running.runs.failed) is declined
+            violations = set(running.violations.values())
+        said = "the task 'multi-label' is not in this site's policy (tasks: classification, regression)"
+        assert violations == ({said} if declined else set())
 
 
 @pytest.mark.parametrize("data", [{"long_tail": 0.1}, {"auxiliary_per_class": 2}])

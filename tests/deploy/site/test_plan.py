@@ -248,6 +248,7 @@ def test_what_the_policy_and_heartbeats_say_is_said_in_sentences(recipe_of: Reci
     plan = site_plan(recipe_of("fedprp"), rules)
     assert not plan.refusals
     for said in (
+        "Runs may learn classification (tasks).",
         "No prototype is sent for a class with fewer than 7 examples here (min_samples_per_class).",
         "Which classes the site has is not hidden (hide_class_presence).",
         "Only tensors of float32 and int64 are sent (dtypes).",
@@ -262,7 +263,9 @@ def test_what_the_policy_and_heartbeats_say_is_said_in_sentences(recipe_of: Reci
     telling = site_plan(recipe_of("fedprp"), policy("fedprp", example_count=True))
     assert not [said for said in telling.rules if "example_count" in said]
     assert site_plan(recipe_of("fedprp")).rules == ()
-    assert not [said for said in site_plan(recipe_of("fedavg"), rules).rules if "class" in said]
+    assert not [
+        said for said in site_plan(recipe_of("fedavg"), rules).rules if "class" in said.replace("classification", "")
+    ]
     plan = site_plan(recipe_of("fedavg"), policy("fedavg", telemetry=["step_seconds", "disk_free_bytes"]))
     told = [said for said in plan.rules if "(telemetry)" in said]
     assert [said.partition(" (telemetry). ")[0] for said in told] == [
@@ -380,6 +383,43 @@ def test_what_a_recipe_asks_of_training_is_said(
     assert said in lines[about]
     usual = asked(recipe_of("fedavg", plan={"epochs": 1, "batch_size": 32, "lr": 0.05}))
     assert (lines == usual) == (not plan)
+
+
+FINDINGS = {"task": {"name": "multi-label", "blank": "zeros"}, "classes": 3, "class_names": ("even", "loop", "large")}
+NUMBER = {"task": {"name": "regression", "range": [0, 9]}, "classes": 1, "class_names": ("value",)}
+
+
+def test_a_task_that_the_policy_does_not_name_is_refused_and_nothing_is_sent(recipe_of: RecipeOf) -> None:
+    refused = site_plan(recipe_of("fedavg", **FINDINGS), policy("fedavg", tasks=["classification", "regression"]))
+    said = "the task 'multi-label' is not in this site's policy (tasks: classification, regression)"
+    assert refused.refusals == (said,)
+    assert {tensor.refused_by for tensor in refused.outgoing} == {"tasks"}
+    assert refused.requests["task"] == "multi-label (blank = zeros)"
+    assert "Runs may learn classification, regression (tasks)." in refused.rules
+    assert said in " ".join(printed(refused, 100, policy="mine").split())
+    allowed = site_plan(recipe_of("fedavg", **FINDINGS), policy("fedavg", tasks=["multi-label"]))
+    assert (allowed.refusals, {tensor.refused_by for tensor in allowed.outgoing}) == ((), {None})
+    with pytest.raises(ConfigError, match="method 'fednh' is defined for the task classification"):
+        site_plan(recipe_of("fednh", **FINDINGS))
+
+
+@pytest.mark.parametrize("name", ["strict", "standard", "open"])
+def test_shipped_policies_allow_classification_alone(name: str, recipe_of: RecipeOf) -> None:
+    site = Policy.read(shipped.folder("policies") / f"{name}.toml")
+    for table, allowed in (({}, True), (FINDINGS, False), (NUMBER, False)):
+        refusals = site_plan(recipe_of("fedavg", federation=SECURE, **table), site).refusals
+        assert any("(tasks: classification)" in why for why in refusals) is not allowed
+
+
+@pytest.mark.parametrize(("table", "word"), [(FINDINGS, "findings"), (NUMBER, "numbers")])
+def test_what_a_score_tells_is_said_in_the_words_of_its_task(
+    table: dict[str, Any], word: str, recipe_of: RecipeOf
+) -> None:
+    told = plain(site_plan(recipe_of("fedavg", **table)))["scalars_disclose"]
+    own = {name: sentence for name, sentence in told.items() if ".local." in name}
+    assert own
+    assert [name for name, sentence in own.items() if word not in sentence] == []
+    assert [name for name, sentence in told.items() if "plug-in" in sentence] == []
 
 
 def test_it_is_the_same_as_json(recipe_of: RecipeOf) -> None:

@@ -120,7 +120,7 @@ class Scorer:
         )
         if stay:
             log.info(
-                "the scores are not sent: their model gives nearly all images one class, or the site's update is "
+                "the scores are not sent: their model says nearly the same of all images, or the site's update is "
                 "not sent",
                 run=task.run,
                 round=task.round,

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from protofed.common.config.recipe import MAX_ROUNDS, LocalLoss, Robust, Sampling
 from protofed.common.config.tables import MAX_NUMBER, StrictModel
-from protofed.common.config.tasks import CLASSIFICATION
+from protofed.common.config.tasks import CLASSIFICATION, Classification, MultiLabel, Regression
 from protofed.common.config.transforms import FAMILIES, check_allowed_names
 from protofed.common.payload import Exchange, Part
 from protofed.common.protocol.messages import MAX_SECURE_SITES, Role, Telemetry, score_family
@@ -255,20 +255,27 @@ def on_own_images(roles: Collection[Role], names: Collection[str]) -> list[str]:
 
 
 def discloses(name: str) -> str:
-    """What a server can compute from a score, with the site's updates and the shared test set: one sentence."""
+    """What a server can compute from a score, with the site's updates and the shared test set: one sentence or more."""
     family = score_family(name)
     if family in _BY_NAME:
         return _BY_NAME[family]
     if family.startswith(TRAINING):
         return _TRAINING
-    if LOCAL in family:
-        return _BY_LOCAL_SCORE.get(family.rpartition(".")[2], _LOCAL)
-    return _PERSONAL if is_own(family) else _GLOBAL
+    if not is_own(family):
+        return _GLOBAL
+    score, local = family.rpartition(".")[2], LOCAL in family
+    if score in _OF_NUMBERS:
+        return _LOCAL_NUMBERS if local else _PERSONAL_NUMBERS
+    if score not in _OF_CLASSES:
+        return _OTHER
+    return _BY_LOCAL_SCORE.get(score, _LOCAL) if local else _PERSONAL
 
 
+_OF_NUMBERS = frozenset(score.name for score in Regression(range=(0.0, 1.0)).scores())
+_OF_CLASSES = frozenset(score.name for task in (Classification(), MultiLabel()) for score in task.scores())
 _BY_NAME = {
     "loss": "The mean over the site's own training examples. A server that chooses the models can compute how many "
-    "examples of each class the site has.",
+    "examples of each class or finding the site has, and of numbers their mean and their spread.",
     "personal.pm_l": "It weighs each class by its frequency at the site. Over some rounds it tells exactly how many "
     "examples of each class the site has.",
     "personal.pm_v": "The mean over the classes that the site has. It tells which classes these are.",
@@ -282,14 +289,26 @@ _BY_LOCAL_SCORE = {
 _TRAINING = (
     "A number of a plug-in's own, computed on the site's training examples. Only its author knows what it tells."
 )
+_OTHER = (
+    "A score of a plug-in's task, of the site's own model or test set. It may tell how many examples of each kind the "
+    "site has. Only its author knows what else it tells."
+)
 _LOCAL = (
-    "Taken over the site's own test set. It tells which classes this set has and, over some rounds, how many "
-    "examples of each."
+    "Taken over the site's own test set. It tells which classes or findings this set has and, over some rounds, how "
+    "many examples of each."
+)
+_LOCAL_NUMBERS = (
+    "Taken over the site's own test set. It tells roughly the mean of the numbers in this set and, over some rounds "
+    "with models that a server chooses, how they are distributed."
 )
 _PERSONAL = (
-    "How well the site's own model knows each class. It tells which classes the site has, and which are common there."
+    "How well the site's own model knows each class or finding. It tells which of them the site has, and which are "
+    "common there."
+)
+_PERSONAL_NUMBERS = (
+    "How far the site's own model is off on the shared test set. It tells roughly which numbers are common at the site."
 )
 _GLOBAL = (
-    "How many examples of each class the evaluator's test set has, which is public. It tells nothing about a "
+    "What the evaluator's test set has of each class, finding or number, which is public. It tells nothing about a "
     "site's training examples, unless the test set was held out of them."
 )

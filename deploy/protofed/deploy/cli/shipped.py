@@ -174,7 +174,7 @@ def model(name: PackageName, into: PackageInto = Path()) -> None:
 
 @new.command("task")
 def task(name: PackageName, into: PackageInto = Path()) -> None:
-    """Create a package for your own task: both halves, recipe, tests, entry point. It starts with ordered grades.
+    """Create a package for your own task: options, client class, recipe, tests, entry point. It starts with grades.
 
     Example: `protofed new task my-grades`
     """

@@ -26,6 +26,7 @@ from protofed.client.state.dp_ledger import Spent
 from protofed.client.training.noisy_steps import check_model
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
+from protofed.common.config.tasks import check_defined
 from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Exchange, Part, Payload, Tensors, TensorSpec, Update, describe
 from protofed.common.plugins import PluginKind, is_plugin
@@ -142,13 +143,15 @@ def site_plan(
         partners: of the site; None: not known, as of one that has confirmed none.
 
     Raises:
-        ConfigError: the recipe names an unknown method, model or option, or one without secure aggregation. Or the
-            recipe has noise, and its method does not say what a round costs, or its model has no gradients by example.
+        ConfigError: the recipe names an unknown method, model or option, or one without secure aggregation. Or its
+            method is not defined for its task. Or the recipe has noise, and its method does not say what a round
+            costs, or its model has no gradients by example.
         PolicyViolationError: the model is a plug-in that the policy does not name, so its code must not run here.
     """
     name, options = recipe.method.name, recipe.method.options
     allowed = None if policy is None else policy.rules.plugins
     client, server = client_methods.build(name, options, allowed), server_methods.build(name, options, allowed)
+    check_defined(name, client.declares.tasks, recipe.task.name)
     model, features = _first_model(recipe, policy)
     sites = recipe.federation.min_sites  # how many there will be is not known here
     first = server.init(model, round_context(recipe, 0, sites))
@@ -158,7 +161,7 @@ def site_plan(
     weight = 1.0 if expected.weight else None
     update = Update("site", _update_of_ones(itertools.chain(expected.required, expected.optional)), weight=weight)
     scalars = offered_scores(recipe, global_model=server.global_model)
-    refused_by = _refused_by(policy, name, client.declares.exchanges, update, recipe.classes, layout)
+    refused_by = _refused_by(policy, recipe, client.declares.exchanges, update, layout)
     secure, noisy = recipe.federation.secure, recipe.plan.dp is not None
     offered, plugins = digest or recipe.fingerprint(), allowed or frozenset()
     if noisy:  # images are not asked, as at a site
@@ -328,18 +331,20 @@ def _update_of_ones(specs: Iterable[TensorSpec]) -> Payload:
 
 def _refused_by(
     policy: Policy | None,
-    method: str,
+    recipe: Recipe,
     exchanges: frozenset[Exchange],
     update: Update,
-    classes: int,
     layout: SumLayout | None,
 ) -> dict[Part, str]:
-    """The rule that keeps each part at the site. If a method or a size is not allowed, it keeps all parts."""
+    """The rule that keeps each part at the site. If a task, a method or a size is not allowed, it keeps all parts."""
+    method, classes = recipe.method.name, recipe.classes
     form = None if layout is None else layout.form
     aggregated = frozenset() if form is None else {form.shares}
     refusals = dict.fromkeys(NOT_ON_THE_WIRE - aggregated, "outside simulations")
     if policy is None:
         return refusals
+    if recipe.task.name not in policy.rules.tasks:
+        return dict.fromkeys(update.payload, "tasks")
     if method not in policy.rules.methods:
         return dict.fromkeys(update.payload, "methods")
     for part in update.payload:
@@ -361,9 +366,9 @@ def _refusals(
     policy: Policy, recipe: Recipe, client: ClientMethod, update: Update, head: Tensors, layout: SumLayout | None
 ) -> tuple[str, ...]:
     """The gate's own messages, and one for a weight that the server needs and the policy withholds."""
-    refusals = []
+    refusals = [_violation(policy.admit_task, recipe.task.name)]
     if layout is not None:
-        refusals = [_violation(policy.admit_group, recipe.federation.sum_group)]
+        refusals.append(_violation(policy.admit_group, recipe.federation.sum_group))
         refusals.append(_violation(policy.admit_rows, recipe.method))
     refusals.append(_violation(policy.admit_noise, recipe))
     if recipe.plan.dp is not None:
@@ -484,6 +489,7 @@ def sentences(
     """
     return (
         *_sums(rules),
+        f"Runs may learn {', '.join(sorted(rules.tasks)) or 'nothing'} (tasks).",
         *_noise(rules, noisy),
         *_exchange(rules, exchanges),
         *_classes(rules, parts, secure),

@@ -29,6 +29,7 @@ def asked(
     count = "" if model is None else f", {sum(a.size for part in model.values() for a in part.values()):,} numbers"
     started_with = {} if (body := recipe.model.pretrained_body) is None else {"pretrained_body": body}
     return {
+        "task": f"{recipe.task.name}{_options(recipe.task.options)}",
         "method": f"{recipe.method.name}{_options(recipe.method.options)}",
         "model": f"{recipe.model.name}{_options(recipe.model.options | started_with)}{count}",
         "input": f"{list(images.shape)} [channels, height, width], mean {list(images.mean)}, std {list(images.std)}",
