@@ -350,6 +350,7 @@ def test_a_score_that_a_run_has_may_judge_its_rounds(name: str) -> None:
         ({"patience": 3, "best_by": "global.accuracy", "score_every": 0, "score_personal_every": 1}, "score_every"),
         ({"patience": 3, "best_by": "personal.pm_v", "score_personal_every": 0}, "score_personal_every"),
         ({"patience": 0}, "patience = 0"),
+        ({"patience": 1, "min_improvement": 1.5}, "min_improvement = 1.5"),
         ({"patience": 1, "min_improvement": 1.5, "best_by": "global.accuracy"}, "min_improvement = 1.5"),
     ],
 )

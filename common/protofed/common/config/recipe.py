@@ -25,7 +25,7 @@ from protofed.common.deprecated import rename_json, rename_keys
 from protofed.common.errors import ConfigError
 from protofed.common.ids import Id
 from protofed.common.protocol.messages import LONGEST_S, MAX_BYTES, MAX_SECURE_SITES, MIN_SECURE_SITES, Role
-from protofed.common.protocol.scores import ScoreFamily, ScoreNames, list_families
+from protofed.common.protocol.scores import JUDGED_BY, ScoreFamily, ScoreNames, list_families
 from protofed.common.secure_aggregation.linear_form import POINT, FixedPoint
 
 # that `client.models.catalogue` registers, for processes without torch
@@ -421,8 +421,10 @@ class Recipe(StrictModel):
     @model_validator(mode="after")
     def _best_round(self) -> Recipe:
         rules, roles = self.federation, set(Role)
-        if rules.best_by is not None and self.task.name in set(tasks):
-            roles = {self._judging_score().role}
+        if self.task.name in set(tasks):
+            if rules.best_by is not None:
+                roles = {self._judging_score().role}
+            self._check_improvement()
         if rules.patience is None and rules.min_improvement:
             raise ValueError("federation.min_improvement is for federation.patience; set that, too, or remove it")
         personal = rules.score_every if rules.score_personal_every is None else rules.score_personal_every
@@ -439,9 +441,11 @@ class Recipe(StrictModel):
             ConfigError: it cannot, or is a plug-in's that this process may not load.
         """
         build_task(self.task).check(self.classes)
-        if self.federation.best_by is not None and self.task.name not in set(tasks):  # others: as the recipe was read
+        if self.task.name not in set(tasks):  # others: as the recipe was read
             try:
-                self._judging_score()
+                if self.federation.best_by is not None:
+                    self._judging_score()
+                self._check_improvement()
             except ValueError as error:
                 raise ConfigError(str(error)) from error
 
@@ -449,19 +453,29 @@ class Recipe(StrictModel):
         """What `best_by` names.
 
         Raises:
-            ValueError: no score of this run that can judge a round, or one that cannot improve by so much.
+            ValueError: no score of this run that can judge a round.
         """
-        rules = self.federation
         try:
-            family = self.score_names().judges(str(rules.best_by))
+            return self.score_names().judges(str(self.federation.best_by))
         except ValueError as error:
             raise ValueError(f"federation.best_by = {error}") from error
-        if rules.min_improvement > (most := family.high - family.low):
+
+    def _check_improvement(self) -> None:
+        """Refuse a `min_improvement` that no score can reach which may judge the rounds: the run would end by it.
+
+        Raises:
+            ValueError: naming the most.
+        """
+        rules, families = self.federation, self.score_names().families
+        judging = [families[name] for name in JUDGED_BY if name in families]
+        if rules.best_by is not None:
+            judging = [self._judging_score()]
+        most = max((family.high - family.low for family in judging), default=math.inf)
+        if rules.min_improvement > most:
             raise ValueError(
-                f"federation.min_improvement = {rules.min_improvement:g}: "
-                f"{rules.best_by} can improve by {most:g} at most"
+                f"federation.min_improvement = {rules.min_improvement:g}: the score that judges the rounds can improve "
+                f"by {most:g} at most"
             )
-        return family
 
     def score_names(self) -> ScoreNames:
         """The scores that the run can have; errors as of `check_task`."""
