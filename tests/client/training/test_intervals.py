@@ -32,7 +32,7 @@ def recipe(**evaluation: Any) -> Recipe:
 def found(run: Recipe, outputs: torch.Tensor, targets: torch.Tensor, **more: Any) -> dict[str, float]:
     examples = Examples(torch.zeros(len(targets), *run.input.shape, dtype=torch.uint8), targets, **more)
     task = build_client_task(run.task)
-    return qualified_scores(Predictions(outputs, targets), examples, task, targets[:0], run)
+    return qualified_scores("global", Predictions(outputs, targets), examples, task, targets[:0], run)
 
 
 def drawn(count: int = 120) -> tuple[torch.Tensor, torch.Tensor]:

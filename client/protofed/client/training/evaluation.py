@@ -76,7 +76,7 @@ def on_test(
     scores = compute_scores({GLOBAL: predictions}, data, recipe)
     if not recipe.evaluation.qualifiers or examples is None:
         return scores
-    return scores | qualified_scores(predictions, examples, data.task, data.train.labels.cpu(), recipe)
+    return scores | qualified_scores(GLOBAL, predictions, examples, data.task, data.train.labels.cpu(), recipe)
 
 
 def on_local_test(

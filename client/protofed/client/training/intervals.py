@@ -17,13 +17,12 @@ from protofed.common.protocol.scores import may_be_qualified, name_ends
 MIN_SUBGROUP = 50  # patients, or images where there are no groups: of fewer a score says little
 LEVELS = (2.5, 97.5)  # percentiles of the resamples
 MIN_DEFINED = 0.9  # share of the resamples in which a score must be defined, to have an interval
-GLOBAL = "global"
 
 
 def qualified_scores(
-    predictions: Predictions, examples: Examples, task: ClientTask, trained_on: Tensor, recipe: Recipe
+    test: str, predictions: Predictions, examples: Examples, task: ClientTask, trained_on: Tensor, recipe: Recipe
 ) -> dict[str, float]:
-    """`global.<score>@low` and `@high`, and `global.<score>@sex=F`, as far as the recipe asks for them.
+    """`<test>.<score>@low` and `@high`, and `<test>.<score>@sex=F`, as far as the recipe asks for them.
 
     Args:
         predictions: for all `examples`.
@@ -31,8 +30,8 @@ def qualified_scores(
     """
 
     def scored(chosen: Tensor) -> Mapping[str, float]:
-        values = task.scores(predictions.of_some(chosen), GLOBAL, trained_on, recipe)
-        named = {f"{GLOBAL}.{name}": value for name, value in values.items()}
+        values = task.scores(predictions.of_some(chosen), test, trained_on, recipe)
+        named = {f"{test}.{name}": value for name, value in values.items()}
         return {name: value for name, value in named.items() if may_be_qualified(score_family(name))}
 
     units = torch.arange(len(examples)) if examples.units is None else examples.units
