@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 from sklearn.metrics import roc_auc_score
+from structlog.testing import capture_logs
 
 from protofed.client.data.examples import Examples
 from protofed.client.task import Predictions, build_client_task
@@ -74,7 +75,10 @@ def test_a_subgroup_is_scored_by_itself_if_it_is_large_enough() -> None:
     outputs, targets = drawn()
     few = torch.arange(len(targets)) < MIN_SUBGROUP - 1
     run = recipe(subgroups={"sex": ["F", "M", "X"]})
-    scores = found(run, outputs, targets, subgroups={"sex=F": ~few, "sex=M": few})
+    with capture_logs() as logs:
+        scores = found(run, outputs, targets, subgroups={"sex=F": ~few, "sex=M": few})
+    (told,) = logs
+    assert told["subgroups"] == ["sex=M", "sex=X"], "one is too small, and no image has the other"
     (row,) = [name for name in scores if name.startswith("global.class_auroc.1")]
     assert row == "global.class_auroc.1@sex=F"
     assert scores[row] == pytest.approx(roc_auc_score(targets[~few, 1].numpy(), outputs[~few, 1].numpy()))

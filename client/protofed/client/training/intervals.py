@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.protocol.messages import QUALIFIED, score_family
 from protofed.common.protocol.scores import may_be_qualified, name_ends
 
+log = structlog.get_logger()
 MIN_SUBGROUP = 50  # patients, or images where there are no groups: of fewer a score says little
 LEVELS = (2.5, 97.5)  # percentiles of the resamples
 MIN_DEFINED = 0.9  # share of the resamples in which a score must be defined, to have an interval
@@ -35,8 +37,17 @@ def qualified_scores(
         return {name: value for name, value in named.items() if may_be_qualified(score_family(name))}
 
     units = torch.arange(len(examples)) if examples.units is None else examples.units
+    parts = dict(_parts(examples, units, recipe))
+    if silent := [subgroup for subgroup in recipe.evaluation.subgroup_names if subgroup not in parts]:
+        log.warning(
+            "subgroups have no scores: data.subgroup_columns does not name their column, no image has their value, or "
+            "they are too small",
+            run=recipe.name,
+            subgroups=silent,
+            expected=f"{MIN_SUBGROUP} patients, or images without groups",
+        )
     found = dict[str, float]()
-    for subgroup, rows in _parts(examples, units, recipe):
+    for subgroup, rows in parts.items():
         if subgroup:
             found |= {f"{name}{QUALIFIED}{subgroup}": value for name, value in scored(rows).items()}
         if recipe.evaluation.intervals is None:
@@ -55,11 +66,10 @@ def qualified_scores(
 def _parts(examples: Examples, units: Tensor, recipe: Recipe) -> Iterator[tuple[str, Tensor]]:
     """The whole test set, of no name, then the subgroups that the recipe names and that are large enough: rows [n]."""
     yield "", torch.arange(len(examples))
-    for column, values in recipe.evaluation.subgroups.items():
-        for value in values:
-            inside = examples.subgroups.get(name := f"{column}={value}")
-            if inside is not None and len(set(units[inside].tolist())) >= MIN_SUBGROUP:
-                yield name, inside.nonzero().flatten()
+    for name in recipe.evaluation.subgroup_names:
+        inside = examples.subgroups.get(name)
+        if inside is not None and len(set(units[inside].tolist())) >= MIN_SUBGROUP:
+            yield name, inside.nonzero().flatten()
 
 
 def _resamples(rows: Tensor, units: Tensor, number: int, seed: int) -> Iterator[Tensor]:

@@ -48,8 +48,13 @@ class Evaluation(StrictModel):
         return frozenset(key for key, value in self if value is True)
 
     @property
+    def subgroup_names(self) -> list[str]:
+        """Each as `sex=F`, in the recipe's order."""
+        return [f"{column}={value}" for column, values in self.subgroups.items() for value in values]
+
+    @property
     def qualifiers(self) -> frozenset[str]:
         """What an evaluator's scores may have behind QUALIFIED: ends of intervals, and subgroups as `sex=F`."""
-        of_all = ["", *(f"{column}={value}" for column, values in self.subgroups.items() for value in values)]
+        of_all = ["", *self.subgroup_names]
         ends = [end for subgroup in of_all for end in name_ends(subgroup)] if self.intervals else []
         return frozenset([*of_all[1:], *ends])
