@@ -18,21 +18,16 @@ ABOUT_INTERVALS = (
 )
 
 
-def details(record: RunView) -> Section:
-    """Tables of the newest scored round; each is left out if no evaluator reports what it has."""
+def details(record: RunView) -> Section | None:
+    """Tables of the newest scored round; each is left out if no evaluator reports what it has. None: all are."""
     values = _means(record)
     tables = [
         table
         for table in (_by_output(record, values), _of_all(record, values), _by_subgroup(record, values))
         if table.rows
     ]
-    missing = (
-        []
-        if tables
-        else ["No intervals and no subgroups: add `intervals` or `subgroups` to the recipe's `[evaluation]`."]
-    )
     lead = [ABOUT_INTERVALS] if any(name.endswith(name_ends()) for name in values) else []
-    return Section("details", "Scores in detail", lead=lead, tables=tables, missing=missing)
+    return Section("details", "Scores in detail", lead=lead, tables=tables) if tables else None
 
 
 def _means(record: RunView) -> Mapping[str, float]:

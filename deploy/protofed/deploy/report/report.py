@@ -39,7 +39,7 @@ WORDS = (
 )
 
 
-SECTIONS: Sequence[Callable[[RunView], Section]] = (
+SECTIONS: Sequence[Callable[[RunView], Section | None]] = (  # None: there is nothing of it, and none is missed
     summary.summary,
     scores.curves,
     scores.by_class,
@@ -70,7 +70,7 @@ def document(run_record: Mapping[str, Any]) -> Document:
     record = RunView(run_record)
     with rc_context(STYLE):
         of_task = (section for section in SECTIONS if record.task == CLASSIFICATION or section not in OF_CLASSES)
-        sections = [section(record) for section in of_task]
+        sections = [made for section in of_task if (made := section(record)) is not None]
     run = record.run
     ended = f"ended {utc(run['ended_at'])}" if run["ended_at"] else "not ended"
     return Document(
