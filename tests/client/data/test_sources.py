@@ -134,13 +134,14 @@ def test_patients_are_the_units_of_each_site(long_tail: float | None, tmp_path: 
     patients = {0: "Roe", 1: "Doe", 2: "Poe", 3: "Roe"}  # by the image's number
     for site in load_sites(data, SMALL, 2):
         assert site.train.units is not None
-        assert site.test.units is None  # nobody trains on them
+        assert site.test.units is not None  # intervals of scores draw whole patients
+        assert site.test.units.tolist() == [0, 1, 2]
         own = [patients[number] for number in numbers(site.train.pixels())]
         units = site.train.units.tolist()
         assert sorted(set(units)) == list(range(len(set(own))))
         assert len(set(zip(own, units, strict=True))) == len(set(own))
     ungrouped = load_sites(write_npz(tmp_path, two_sites(), partition={"kind": "column"}), SMALL, 2)
-    assert all(site.train.units is None for site in ungrouped)
+    assert all(site.train.units is None is site.test.units for site in ungrouped)
 
 
 @pytest.mark.parametrize("seed", range(4))

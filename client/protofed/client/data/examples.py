@@ -33,8 +33,8 @@ class Examples:
     Attributes:
         images: [M, channels, H, W], uint8, uint16 (65535 is white), or float32 in 0..1; views share it.
         labels: the task's targets, [N, ...]; of classes [N], int64.
-        units: the number of the patient of each example, [N] int64 on the CPU: what noise protects as a whole; None:
-            each example is one of its own.
+        units: the number of the patient of each example, [N] int64 on the CPU: what noise protects as a whole, and of a
+            test set what is resampled as a whole; None: each example is one of its own.
         rows: which of `images` the examples are, [N] int64 on the CPU; None: all, in their order.
         source: the cache on disk that `images` are mapped from; None: they are in memory.
         shared: what was made of `images` once, for all views.
