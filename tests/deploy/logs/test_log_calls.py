@@ -39,7 +39,7 @@ KEYS = IDS | {
     *("connections", "descriptors", "in_s", "for_s", "limit_mb", "update_bytes"),
     *("library", "text", "line", "thread", "exit_code"),  # of what others say
     *("tracker", "runs", "rounds", "ranks", "budget", "claimed", "counted", "mode"),
-    *("channel", "notice", "id", "answer", "aside"),  # of what people are told
+    *("channel", "notice", "id", "answer", "aside", "subgroups"),  # of what people are told
 }
 SPLATS = frozenset({"fields", "caller", "told", "whose", "at", "_holder(row)", "why", "peer.site()", "more"})
 

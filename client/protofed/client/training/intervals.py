@@ -40,11 +40,10 @@ def qualified_scores(
     parts = dict(_parts(examples, units, recipe))
     if silent := [subgroup for subgroup in recipe.evaluation.subgroup_names if subgroup not in parts]:
         log.warning(
-            "subgroups have no scores: data.subgroup_columns does not name their column, no image has their value, or "
-            "they are too small",
+            "some subgroups have no scores, for want of a column, a value or enough patients",
             run=recipe.name,
             subgroups=silent,
-            expected=f"{MIN_SUBGROUP} patients, or images without groups",
+            expected=f"a column in data.subgroup_columns, and {MIN_SUBGROUP} patients, or images without groups",
         )
     found = dict[str, float]()
     for subgroup, rows in parts.items():
