@@ -169,6 +169,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("regression", "test_the_loss_has_gradients", {"loss": by_item}, "vmap"),
     ("classification", "test_predictions_are", {"predict": lambda _, o: o.argmax(1)}, r"expected \[N, C\]"),
     ("classification", "test_predictions_are", {"predict": lambda _, o: o.softmax(0)}, "depends on the other"),
+    ("classification", "test_what_is", {"predict": lambda _, o: o if o.sum() > 0 else -o}, "cannot read it"),
     ("classification", "test_scores_are_declared", {"scores": {"wow": 0.5}}, "'global.wow' is no score"),
     ("classification", "test_scores_are_declared", {"scores": {"accuracy": 1.5}}, "expected 0 to 1"),
     ("classification", "test_scores_are_declared", {"scores": {"accuracy": torch.tensor(0.5)}}, "floats of Python"),
@@ -216,6 +217,10 @@ class OddOptions(Classification):
     client: ClassVar[str] = f"{__name__}:Forgets"
     twice: bool = False
     at: tuple[str, ...] = ("global",)
+    words: str = "a word"
+
+    def predictions(self) -> str:
+        return self.words
 
     def scores(self) -> tuple[TaskScore, ...]:
         return (TaskScore("accuracy", tests=self.at), *([TaskScore("accuracy")] if self.twice else []))
@@ -243,6 +248,8 @@ HALVES: list[tuple[str, dict[str, Any], str]] = [
     ("test_the_options_are", {"options": OddOptions()}, "needs PyTorch"),
     ("test_declared", {"options": OddOptions(twice=True)}, "declared twice"),
     ("test_declared", {"options": OddOptions(at=("ours",))}, "expected tests of global"),
+    ("test_what_is", {"options": OddOptions(words="")}, "expected 1 to 200 characters"),
+    ("test_what_is", {"options": OddOptions(words="two\nlines")}, "expected one line"),
     ("test_it_is_learnt", {"threshold": 1.0}, "expected better than 1"),
 ]
 
@@ -254,6 +261,7 @@ def test_each_check_finds_halves_that_are_wrong(check: str, members: dict[str, A
         "task": RIGHT["classification"],
         "options": Classification(),
         "threshold": 0.0,
+        "asked": Asked(torch.randn(4, 10), torch.zeros(4, dtype=torch.int64)),
     }
     run(check, **known)
     with pytest.raises(AssertionError, match=says):

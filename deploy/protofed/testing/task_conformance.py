@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from protofed.client.data.labels import LabelMap
@@ -29,6 +29,7 @@ from protofed.common.errors import DataError
 from protofed.common.plugins import import_object
 from protofed.common.protocol.messages import Role, score_family
 from protofed.common.protocol.scores import JUDGED_BY, MAX_LOSS, TESTS, list_families, lower_is_better, spreads
+from protofed.deploy.export.model_folder import LONGEST_NAME
 from protofed.deploy.simulation.simulation import simulation
 
 IMAGES = 120  # of the test set that the checks make of a task's labels
@@ -216,6 +217,26 @@ class TaskConformance:
         alone = torch.cat([task.predict(row.unsqueeze(0)) for row in asked.outputs])
         message = "predict: what is said of an image depends on the other images"
         assert torch.allclose(predicted, alone, rtol=TOLERANCE, atol=1e-6), message
+
+    def test_what_is_predicted_is_described_and_exported(
+        self, task: ClientTask, options: LearningTask, asked: Asked
+    ) -> None:
+        words = options.predictions()
+        assert 0 < len(words) <= LONGEST_NAME, f"predictions: expected 1 to {LONGEST_NAME} characters, got {words!r}"
+        assert words.isprintable(), f"predictions: expected one line, got {words!r}"
+
+        class Predict(nn.Module):
+            def forward(self, outputs: Tensor) -> Tensor:
+                return task.predict(outputs)
+
+        count = torch.export.Dim("N")
+        try:
+            exported = torch.export.export(Predict(), (asked.outputs,), dynamic_shapes=({0: count},)).module()
+        except Exception as error:  # torch raises many classes
+            pytest.fail(f"predict: torch.export, which `protofed export` needs, cannot read it: {error}")
+        assert torch.allclose(exported(asked.outputs), task.predict(asked.outputs)), (
+            "predict: other values when exported"
+        )
 
     # Scores
 

@@ -24,7 +24,12 @@ VALUES |= {f"global.recall.{c}": recall for c, recall in enumerate((0.25, 0.5, 0
 def facts(round: int = 2, kind: str = "global", scores: ModelScores | None = None) -> ModelFacts:
     """Of a model of three classes."""
     spec = Spec(
-        architecture=NamedOptions(name="mlp"), head="own", input=Input(shape=(1, 8, 8)), classes=("nv", "mel", "bcc")
+        architecture=NamedOptions(name="mlp"),
+        head="own",
+        task=NamedOptions(name="classification"),
+        predictions="the probabilities",
+        input=Input(shape=(1, 8, 8)),
+        classes=("nv", "mel", "bcc"),
     )
     origin = Origin(
         kind=kind,
@@ -194,6 +199,12 @@ def test_scores_are_told_with_chance_and_who_took_them_on_what() -> None:
     text = card(facts(scores=ModelScores(of="recorded", values=values)), ("model.onnx",), None)
     assert "| global.balanced_accuracy by chance | 0.5000 |" in text
     assert "global.local.balanced_accuracy by chance" not in text
+    assert "bootstrap" not in text
+    ends = {"global.balanced_accuracy@low": 0.4375, "global.balanced_accuracy@high": 0.5625}
+    sure = card(facts(scores=ModelScores(of="recorded", values={**values, **ends})), ("model.onnx",), None)
+    assert "| global.balanced_accuracy | 0.5000 (0.4375 to 0.5625) |" in sure
+    assert "the 95 % bootstrap interval" in sure
+    assert "@" not in sure
     none = card(facts(scores=ModelScores(of="recorded", values={"global.accuracy": 0.5})), ("model.onnx",), None)
     assert "by chance" not in none
     own, shared = {"global.local.accuracy": 0.5, "personal.accuracy": 0.5}, {"global.accuracy": 0.5}

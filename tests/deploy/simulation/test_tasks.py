@@ -6,45 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.task_recipes import OWN, TASKS, task_recipe
 
 from protofed.client.method import client_methods
 from protofed.client.policy.policy import Policy
 from protofed.common import plugins
-from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, DataError
 from protofed.common.plugins import ONE_CLASS
 from protofed.deploy import shipped
-from protofed.deploy.export.export import ExportRequest, export
 from protofed.deploy.figures.finished_run import open_run
 from protofed.deploy.report.report import document
 from protofed.deploy.simulation.simulation import everything, simulation
 from protofed.server.operator.run_record import run_record
-from protofed.testing.small_recipe import small_recipe
 
-FINDINGS = ("even", "loop", "large")
-SETS = {"0": "even|loop", "1": "", "2": "even", "3": "", "4": "even"} | {
-    "5": "large",
-    "6": "even|loop|large",
-    "7": "large",
-    "8": "even|loop|large",
-    "9": "loop|large",
-}
-OWN = "tests.client.tasks.own_task:Gauge"
-TASKS: dict[str, dict[str, Any]] = {
-    "multi-label": {
-        "task": {"name": "multi-label"},
-        "classes": 3,
-        "class_names": FINDINGS,
-        "data": {"source": "digits", "label_map": SETS},
-    },
-    "regression": {
-        "task": {"name": "regression", "range": [0, 9]},
-        "classes": 1,
-        "class_names": ("value",),
-        "data": {"source": "digits"},
-    },
-    "own": {"task": {"name": OWN}, "classes": 1, "class_names": ("value",), "data": {"source": "digits"}},
-}
 JUDGED = {
     "multi-label": ("global.auroc", 0.7, 1.0),
     "regression": ("global.mae", 0.0, 2.3),
@@ -57,16 +31,6 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "_allowed", {OWN})
 
 
-def recipe(of: str, method: str = "fedavg", **more: Any) -> Recipe:
-    table = {**TASKS[of], **more}
-    table["data"] = {
-        **TASKS[of]["data"],
-        "partition": {"kind": "dirichlet", "sites": 3, "beta": 1.0},
-        **more.get("data", {}),
-    }
-    return small_recipe(method, **{"rounds": 3, **table})
-
-
 @pytest.mark.parametrize("policy", ["open", "standard"])
 @pytest.mark.parametrize("task", ["multi-label", "regression"])
 def test_no_score_of_a_sites_own_test_set_leaves_under_a_shipped_policy(task: str, policy: str) -> None:
@@ -74,7 +38,7 @@ def test_no_score_of_a_sites_own_test_set_leaves_under_a_shipped_policy(task: st
     secure = policy != "open"
     federation = {"min_sites": 3, "quorum": 3, "secure": secure}
     plan = {"epochs": 4, "batch_size": 16, "lr": 0.05, "momentum": 0.9}
-    run = recipe(task, "ditto", federation=federation, plan=plan, data={"local_test_fraction": 0.3})
+    run = task_recipe(task, "ditto", federation=federation, plan=plan, data={"local_test_fraction": 0.3})
     with simulation(run, policy=Policy.read(shipped.folder("policies") / f"{policy}.toml")) as running:
         running.go()
         assert running.runs.failed == []
@@ -92,7 +56,7 @@ def test_no_score_of_a_sites_own_test_set_leaves_under_a_shipped_policy(task: st
 @pytest.mark.parametrize("task", TASKS)
 def test_a_run_learns_and_its_report_says_what_it_learnt(task: str, secure: bool) -> None:
     more: dict[str, Any] = {"federation": {"secure": True, "min_sites": 3, "quorum": 3}} if secure else {}
-    run = recipe(task, plan={"epochs": 3, "batch_size": 16, "lr": 0.05, "momentum": 0.9}, **more)
+    run = task_recipe(task, **more)
     name, least, most = JUDGED[task]
     with simulation(run) as running:
         running.go()
@@ -107,7 +71,7 @@ def test_a_run_learns_and_its_report_says_what_it_learnt(task: str, secure: bool
 
 @pytest.mark.parametrize("method", sorted(client_methods))
 def test_a_method_of_classes_is_refused_by_the_server_and_all_others_are_not(method: str) -> None:
-    half, run = client_methods.build(method, {}), recipe("multi-label", method)
+    half, run = client_methods.build(method, {}), task_recipe("multi-label", method)
     if half.declares.tasks != ONE_CLASS:
         with simulation(run):
             return
@@ -130,17 +94,17 @@ def test_a_method_of_classes_is_refused_by_the_server_and_all_others_are_not(met
 )
 def test_what_says_nothing_of_a_task_is_refused(more: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        recipe("multi-label", **more)
+        task_recipe("multi-label", **more)
 
 
 def test_a_task_of_another_package_that_lacks_the_judging_score_is_refused_where_the_run_begins() -> None:
-    run = recipe("own", federation={"best_by": "global.nearest"})
+    run = task_recipe("own", federation={"best_by": "global.nearest"})
     with pytest.raises(ConfigError, match=r"did you mean 'global\.near'"), simulation(run):
         pass
 
 
 def test_sites_decline_a_task_that_their_policy_does_not_name_and_say_which() -> None:
-    run = recipe("multi-label", rounds=1, federation={"min_sites": 3, "quorum": 3, "max_attempts": 1})
+    run = task_recipe("multi-label", rounds=1, federation={"min_sites": 3, "quorum": 3, "max_attempts": 1})
     named = everything(run).rules
     for tasks, declined in (({"multi-label"}, False), ({"classification", "regression"}, True)):
         rules = named.model_copy(update={"tasks": frozenset(tasks)})
@@ -156,16 +120,14 @@ def test_sites_decline_a_task_that_their_policy_does_not_name_and_say_which() ->
 def test_images_are_chosen_by_their_class_where_there_are_classes(data: dict[str, Any]) -> None:
     with (
         pytest.raises(DataError, match="the run's task is no classification"),
-        simulation(recipe("multi-label", data=data)),
+        simulation(task_recipe("multi-label", data=data)),
     ):
         pass
 
 
-def test_an_export_and_figures_of_another_task_are_refused(tmp_path: Path) -> None:
-    run = recipe("multi-label", rounds=1)
+def test_figures_of_another_task_are_refused(tmp_path: Path) -> None:
+    run = task_recipe("multi-label", rounds=1)
     with simulation(run, tmp_path / "state") as running:
         running.go()
-    with pytest.raises(ConfigError, match="only runs of the task classification can be exported"):
-        export(ExportRequest(run=run.name, kind="global", out=tmp_path / "out", state=tmp_path / "state"))
     with pytest.raises(ConfigError, match="figures are of classes alone"):
         open_run(tmp_path / "state", run)

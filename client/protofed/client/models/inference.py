@@ -1,4 +1,4 @@
-"""A trained model for prediction: pixels in, probabilities out, without what only training needs."""
+"""A trained model for prediction: pixels in, the task's predictions out, without what only training needs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import MethodHead, SplitModel, blank_head, dump, load, name_head
+from protofed.client.task import ClientTask, build_client_task
 from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import CodecError, ConfigError
 from protofed.common.payload import Part, Payload
 
 
 class DeployedModel(nn.Module):
-    """The run's normalisation, a trained model and a softmax, in evaluation mode.
+    """The run's normalisation, a trained model and what its task predicts, in evaluation mode.
 
     Attributes:
         model: body and head, as deployed; only these have trained tensors.
@@ -26,9 +27,9 @@ class DeployedModel(nn.Module):
     mean: Tensor  # [channels or 1, 1, 1]
     std: Tensor  # [channels or 1, 1, 1]
 
-    def __init__(self, model: SplitModel, images: Input) -> None:
+    def __init__(self, model: SplitModel, images: Input, task: ClientTask) -> None:
         super().__init__()
-        self.model = model
+        self.model, self._task = model, task
         if isinstance(model.head, MethodHead):
             self.model.head = model.head.deployed()
         self.head = name_head(self.model.head)
@@ -37,9 +38,9 @@ class DeployedModel(nn.Module):
         self.eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Pixels in 0..1, [B, channels, H, W] -> logits and probabilities, [B, C] each."""
-        logits = self.model(pixels.sub(self.mean).div(self.std))
-        return logits, logits.softmax(1)
+        """Pixels in 0..1, [B, channels, H, W] -> the model's outputs and the task's predictions, [B, C] each."""
+        outputs = self.model(pixels.sub(self.mean).div(self.std))
+        return outputs, self._task.predict(outputs)
 
     def weights(self) -> Payload:
         """The trained tensors of any shapes, as BODY and HEAD."""
@@ -52,6 +53,7 @@ def rebuild(
     classes: int,
     head: str,
     weights: Payload,
+    task: NamedOptions,
     allowed: frozenset[str] = frozenset(),
 ) -> DeployedModel:
     """The model whose `DeployedModel.weights` these are.
@@ -61,10 +63,11 @@ def rebuild(
         images: what the model is given, with its normalisation.
         head: the kind of head that the weights are of.
         weights: tensors as of `DeployedModel.weights`.
+        task: what the model learnt, as of a recipe's [task].
         allowed: plug-ins that may be imported.
 
     Raises:
-        ConfigError: the architecture or the head is unknown, not allowed, or not that of the weights.
+        ConfigError: the task, the architecture or the head is unknown, not allowed, or not that of the weights.
     """
     model = build(choice, images, classes, allowed)
     try:
@@ -73,11 +76,11 @@ def rebuild(
         load(model.head, weights[Part.HEAD])
     except (CodecError, KeyError, AttributeError) as error:
         raise ConfigError(f"the weights are not those of model '{choice.name}' with head '{head}': {error}") from error
-    return DeployedModel(model, images)
+    return DeployedModel(model, images, build_client_task(task, allowed))
 
 
 def predict(model: DeployedModel, pixels: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> list[Tensor]:
-    """Logits and probabilities, [B, C] each on the CPU, of pixels [B, channels, H, W] in 0..1; on any device."""
+    """Outputs and predictions, [B, C] each on the CPU, of pixels [B, channels, H, W] in 0..1; on any device."""
     with torch.inference_mode():
         batch = torch.from_numpy(pixels).to(model.mean.device)
         return [cast("Tensor", output).float().cpu() for output in model(batch)]

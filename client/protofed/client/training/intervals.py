@@ -43,7 +43,7 @@ def qualified_scores(
             "some subgroups have no scores, for want of a column, a value or enough patients",
             run=recipe.name,
             subgroups=silent,
-            expected=f"a column in data.subgroup_columns, and {MIN_SUBGROUP} patients, or images without groups",
+            needed=f"a column in data.subgroup_columns, and {MIN_SUBGROUP} patients, or images without groups",
         )
     found = dict[str, float]()
     for subgroup, rows in parts.items():

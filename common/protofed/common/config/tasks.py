@@ -20,7 +20,7 @@ from protofed.common.errors import ConfigError
 from protofed.common.plugins import PluginKind, Registry, TaskNames
 from protofed.common.protocol.scores import RELIABILITY, TaskScore
 
-CLASSIFICATION = "classification"
+CLASSIFICATION, MULTI_LABEL, REGRESSION = "classification", "multi-label", "regression"
 
 
 class LearningTask(Protocol):
@@ -37,6 +37,9 @@ class LearningTask(Protocol):
 
     def scores(self) -> tuple[TaskScore, ...]:
         """The scores that the task takes."""
+
+    def predictions(self) -> str:
+        """What people read in place of a model's outputs, in words: for an exported model's card."""
 
 
 tasks: Registry[LearningTask] = Registry("task", protocols=(LearningTask,), plugin=PluginKind.TASK)
@@ -72,11 +75,15 @@ class Classification:
             TaskScore("brier", needs="clinical", high=2.0),
         )
 
+    def predictions(self) -> str:
+        """As of `LearningTask`."""
+        return "the probabilities of the classes, which sum to 1"
+
 
 UnknownRule: TypeAlias = Literal["ignore", "ones", "zeros"]
 
 
-@tasks.register("multi-label")
+@tasks.register(MULTI_LABEL)
 @dataclass(frozen=True)
 class MultiLabel:
     """Each image has any of C findings, or none; of some it may be unknown whether an image has them."""
@@ -99,8 +106,12 @@ class MultiLabel:
             *(TaskScore(name, "bin", tests=_SHARED) for name in RELIABILITY),
         )
 
+    def predictions(self) -> str:
+        """As of `LearningTask`."""
+        return "the probability of each finding; an image may have several findings, or none"
 
-@tasks.register("regression")
+
+@tasks.register(REGRESSION)
 @dataclass(frozen=True)
 class Regression:
     """Each image has one number."""
@@ -126,6 +137,11 @@ class Regression:
             # Bias and 1.96 standard deviations, which are at most the width.
             *(TaskScore(f"agreement_{end}", low=-3 * width, high=3 * width) for end in ("low", "high")),
         )
+
+    def predictions(self) -> str:
+        """As of `LearningTask`."""
+        unit = f", in {self.unit}" if self.unit else ""
+        return f"one number an image{unit}, from {self.range[0]:g} to {self.range[1]:g}"
 
 
 def check_defined(method: str, declared: TaskNames, task: str) -> None:

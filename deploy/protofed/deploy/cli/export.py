@@ -1,4 +1,4 @@
-"""`protofed export` writes a run's model to a folder; `protofed predict` classifies images with it."""
+"""`protofed export` writes a run's model to a folder; `protofed predict` predicts with it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from protofed.common.address import choose_identity
-from protofed.common.errors import ConfigError, DataError, short
+from protofed.common.errors import ConfigError, DataError, count, short
+from protofed.common.protocol.scores import JUDGED_BY
 from protofed.deploy.cli import completion
 from protofed.deploy.cli.completion import LOCAL, Identity, Server
 from protofed.deploy.cli.options import SELDOM, AsJson, DryWrite, Set, needs_recipe, print_json, say
@@ -26,7 +27,7 @@ Allowed = Annotated[
 
 
 class ExportImagesError(DataError):
-    """Some images could not be read; the others were classified."""
+    """Some images could not be read; the others have their rows."""
 
 
 def export(
@@ -125,7 +126,7 @@ def predict(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Classify images with an exported model. Exit code 65 if some cannot be read; the others are still classified.
+    """Predict images with an exported model. Exit code 65 if some cannot be read; the others still have their rows.
 
     Example: `protofed predict model images --out predictions.csv`
     """
@@ -174,20 +175,21 @@ def _show_exported(exported: Exported, as_json: bool, *, dry_run: bool) -> None:
             }
         )
         return
-    origin, shape = facts.origin, list(facts.model.input.shape)
+    origin, shape, names = facts.origin, list(facts.model.input.shape), facts.model.classes
     of_site = f" of site {origin.site}" if origin.site else ""
     lines = [
         f"{exported.folder}: {origin.kind} model{of_site}, run {origin.run}, round {origin.round}, input [N, "
-        f"{', '.join(map(str, shape))}], {len(facts.model.classes)} classes"
+        f"{', '.join(map(str, shape))}], {count(len(names), 'output')} for the task {facts.model.task.name}"
     ]
     lines += [f"  {name}: {size / 1e6:.2f} MB" for name, size in exported.files.items()]
     if exported.difference is not None:
-        lines.append(f"  ONNX Runtime and PyTorch differ by at most {exported.difference:.1e} in probabilities")
+        lines.append(f"  ONNX Runtime and PyTorch differ by at most {exported.difference:.1e} in predictions")
     lines += [f"  warning: {text}" for _, text in exported.warnings]
     lines += [f"  {exported.choice}"] if exported.choice else []
     if dry_run:
         lines.insert(0, "dry run: nothing was written")
-    scores = {name: value for name, value in facts.scores.values.items() if name.endswith("accuracy")}
+    shown = {name.rpartition(".")[2] for name in JUDGED_BY}
+    scores = {name: value for name, value in facts.scores.values.items() if name.rpartition(".")[2] in shown}
     lines += [f"  {name}: {value:.4f}" for name, value in scores.items()] or [f"  no scores: {facts.scores.of}"]
     say("\n".join(lines))
 

@@ -19,7 +19,7 @@ from protofed.common.clock import utc_now
 from protofed.common.config.data import Data
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.tables import NamedOptions
-from protofed.common.config.tasks import CLASSIFICATION
+from protofed.common.config.tasks import build_task
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.scores import spreads
@@ -77,7 +77,7 @@ class Exported:
 
     Attributes:
         files: size in bytes by file name.
-        difference: largest absolute difference of probabilities between ONNX Runtime and PyTorch; None without ONNX.
+        difference: largest absolute difference of predictions between ONNX Runtime and PyTorch; None without ONNX.
         warnings: signs of a useless model in the run, each with its round.
         choice: why it is the model of this round; empty: the server's record is not at hand.
     """
@@ -96,16 +96,11 @@ def export(request: ExportRequest) -> Exported:
     Raises:
         ConfigError: the run has no such model, its weights are not finite, or an option does not fit.
         DataError, StateError: the state is damaged, or its digest is not the ledger's.
-        ExportError: a file gives other probabilities than the model.
+        ExportError: a file predicts otherwise than the model.
     """
     plugins.allow(request.allowed)
     model_folder.check_vacant(request.out, force=request.force)
     built, scores, run = _build(request)
-    if (task := built.recipe.task.name) != CLASSIFICATION:
-        raise ConfigError(
-            f"the run's task is '{task}', and an exported model gives probabilities of classes: only runs of the task "
-            f"{CLASSIFICATION} can be exported yet"
-        )
     weights = built.model.weights()
     if problem := codec.first_not_finite(weights):
         raise ConfigError(f"the model is unusable: {problem} has values that are not finite; take another --round")
@@ -114,7 +109,8 @@ def export(request: ExportRequest) -> Exported:
     difference: float | None = None
     if request.format in ("safetensors", "both"):
         spec, images = facts.model, built.recipe.input
-        formats.check_weights(built.model, spec.architecture, images, len(spec.classes), request.allowed)
+        of_run = images, len(spec.classes), spec.task
+        formats.check_weights(built.model, spec.architecture, *of_run, request.allowed)
         flat = {f"{part}.{name}": array for part, tensors in weights.items() for name, array in tensors.items()}
         files[WEIGHTS] = save(flat, facts.strings())
     if request.format in ("onnx", "both"):
@@ -301,7 +297,14 @@ def _spec(request: ExportRequest, built: BuiltModel) -> Spec:
     recipe = built.recipe
     # Without what the run began with: the exported model has its weights.
     architecture = NamedOptions.model_validate({"name": recipe.model.name, **recipe.model.options})
-    return Spec(architecture=architecture, head=built.model.head, input=recipe.input, classes=_names(request, recipe))
+    return Spec(
+        architecture=architecture,
+        head=built.model.head,
+        task=recipe.task,
+        predictions=build_task(recipe.task).predictions(),
+        input=recipe.input,
+        classes=_names(request, recipe),
+    )
 
 
 def _origin(request: ExportRequest, built: BuiltModel, weights: Payload) -> Origin:
@@ -320,9 +323,11 @@ def _origin(request: ExportRequest, built: BuiltModel, weights: Payload) -> Orig
 
 
 def _names(request: ExportRequest, recipe: Recipe) -> tuple[str, ...]:
-    """Class names: the given ones, the run's, those of a well-known data set, or numbers."""
+    """Names of the outputs: the given ones, the run's, those of a well-known data set, or numbers."""
     if request.classes is not None:
         return model_folder.read_names(request.classes, recipe.classes)
     from protofed.deploy.plots import class_names  # here: it imports matplotlib
 
+    if recipe.classes == 1 and not recipe.class_names:
+        return ("prediction",)
     return tuple(class_names(request.recipe or recipe))

@@ -1,4 +1,4 @@
-"""The formats of an exported model: ONNX, with normalisation, softmax and a free batch size; and the weights alone.
+"""The formats of an exported model: ONNX, with normalisation, predictions and a free batch size; and the weights alone.
 
 What is written is checked before: it predicts as the model does.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,19 +19,24 @@ from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import ConfigError, ProtofedError
 from protofed.common.version import install_hint
 
-Answer: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]  # pixels [N, ...] -> probabilities [N, C]
+Answer: TypeAlias = Callable[[NDArray[np.float32]], Sequence[NDArray[np.float32]]]
+# Of pixels [N, ...] the outputs and the predictions, [N, C] each.
+PREDICTIONS = "predictions"
+PIXELS, OUTPUTS = "pixels", ("outputs", PREDICTIONS)
 BATCH_SIZES = (1, 3, 8)  # images per batch; one, and sizes other than the 2 with which ONNX is traced
-TOLERANCE = 1e-4  # of probabilities; float32 sums in another order differ by less than 1e-5
+# Of the largest value, and at least of 1. Float32 sums in another order differ by less than 1e-5. Outputs are compared,
+# too, since predictions of a regression may have a small range.
+TOLERANCE = 1e-4
 
 
 class ExportError(ProtofedError):
-    """A file and the model give different probabilities; nothing was written."""
+    """A file and the model predict differently; nothing was written."""
 
     exit_code = 1
 
 
 def difference(model: DeployedModel, images: Input, answer: Answer, seed: int = 0) -> float:
-    """The largest absolute difference of probabilities between the model and a file, on uniform random images.
+    """The largest absolute difference of predictions between the model and a file, on uniform random images.
 
     Args:
         answer: what the file computes.
@@ -43,22 +47,30 @@ def difference(model: DeployedModel, images: Input, answer: Answer, seed: int = 
     rng, worst = np.random.default_rng(seed), 0.0
     for count in BATCH_SIZES:
         pixels = rng.random((count, *images.shape), dtype=np.float32)
-        _, expected = predict(model, pixels)
-        worst = max(worst, float(np.abs(answer(pixels) - expected.numpy()).max()))
-    if math.isnan(worst) or worst > TOLERANCE:
-        raise ExportError(
-            f"the exported file and the model differ by {worst:.1e} in probabilities; expected at most {TOLERANCE}"
-        )
+        for name, given, tensor in zip(OUTPUTS, answer(pixels), predict(model, pixels), strict=True):
+            expected = tensor.numpy()
+            finite = np.isfinite(expected)  # an output of the head `nearest` may be minus infinity
+            apart = float(np.abs(given[finite] - expected[finite]).max(initial=0.0))
+            limit = TOLERANCE * float(np.abs(expected[finite]).max(initial=1.0))
+            if not apart <= limit or not np.array_equal(given[~finite], expected[~finite]):
+                raise ExportError(f"file and model differ by {apart:.1e} in {name}; expected at most {limit:.1e}")
+            worst = max(worst, apart) if name == PREDICTIONS else worst
     return worst
 
 
 def check_weights(
-    model: DeployedModel, choice: NamedOptions, images: Input, classes: int, allowed: frozenset[str]
+    model: DeployedModel,
+    choice: NamedOptions,
+    images: Input,
+    classes: int,
+    task: NamedOptions,
+    allowed: frozenset[str],
 ) -> None:
     """Check that the model can be made again from its weights, as `protofed predict` makes it.
 
     Args:
         choice: the architecture, with options.
+        task: as of `rebuild`.
         allowed: plug-ins that may be imported; the head's class already is.
 
     Raises:
@@ -67,16 +79,15 @@ def check_weights(
     """
     try:
         with torch.random.fork_rng(devices=[]):
-            again = rebuild(choice, images, classes, model.head, model.weights(), allowed | {model.head})
+            again = rebuild(choice, images, classes, model.head, model.weights(), task, allowed | {model.head})
     except ConfigError as error:
         raise ConfigError(
             f"{error}; a method's own head derives from MethodHead of protofed.client.method, and says how it is made: "
             "do that, or take --format onnx"
         ) from error
-    difference(model, images, lambda pixels: predict(again, pixels)[1].numpy())
+    difference(model, images, lambda pixels: [tensor.numpy() for tensor in predict(again, pixels)])
 
 
-PIXELS, OUTPUTS = "pixels", ("logits", "probabilities")
 LARGEST = (2 << 30) - (1 << 20)  # bytes; protobuf's limit is 2 GiB, less room for the graph
 
 
@@ -84,7 +95,7 @@ def to_onnx(model: DeployedModel, images: Input, metadata: Mapping[str, str]) ->
     """Convert the model.
 
     Returns:
-        The ONNX file: input `pixels` float32 [N, channels, H, W] in 0..1, outputs `logits` and `probabilities` float32
+        The ONNX file: input `pixels` float32 [N, channels, H, W] in 0..1, outputs `outputs` and `predictions` float32
         [N, C].
 
     Raises:
@@ -126,9 +137,9 @@ def run_onnx(data: bytes) -> Answer:
     """
     session = _package("onnxruntime").InferenceSession(data, providers=["CPUExecutionProvider"])
 
-    def answer(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
-        probabilities: NDArray[np.float32] = session.run(["probabilities"], {PIXELS: pixels})[0]
-        return probabilities
+    def answer(pixels: NDArray[np.float32]) -> Sequence[NDArray[np.float32]]:
+        found: list[NDArray[np.float32]] = session.run(list(OUTPUTS), {PIXELS: pixels})
+        return found
 
     return answer
 

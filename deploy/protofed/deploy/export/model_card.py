@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
 from protofed.client.data.volumes import gives_several
 from protofed.common.config.tables import EveryFrame, Frames, Input, NamedTransform
+from protofed.common.config.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION
 from protofed.common.errors import count
-from protofed.common.protocol.messages import score_family
-from protofed.common.protocol.scores import MAJORITY
+from protofed.common.protocol.messages import QUALIFIED, score_family
+from protofed.common.protocol.scores import MAJORITY, name_ends
 from protofed.deploy.export.images import MODES
 from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelFacts
+from protofed.deploy.report.details import ABOUT_INTERVALS
 from protofed.deploy.run_view import MAX_SITES, RunView
 from protofed.deploy.tables import markdown_rows, printable
 from protofed.server.method import server_methods
@@ -22,9 +25,9 @@ from protofed.server.method import server_methods
 Choice: TypeAlias = Literal["newest", "given", "best"]
 
 HEADS = {
-    "own": "`logits` come from a linear classifier.",
-    "cosine": "`logits` are scaled cosines between the image's features and one prototype per class.",
-    "nearest": "`logits` are the negative distances between the image's features and one prototype per class. A class "
+    "own": "`outputs` come from a linear layer.",
+    "cosine": "`outputs` are scaled cosines between the image's features and one prototype per class.",
+    "nearest": "`outputs` are the negative distances between the image's features and one prototype per class. A class "
     "without a prototype has minus infinity, and probability 0.",
 }
 COLOURS = {1: "grey", 3: "RGB"}
@@ -43,6 +46,48 @@ FITS = {
 }
 BASELINES = {MAJORITY: "accuracy of always naming the test set's commonest class"}  # no scores of the model
 BALANCED = "balanced_accuracy"
+_UNCALIBRATED = "Probabilities were not calibrated; a large one is not a promise."
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a card says of a task.
+
+    Attributes:
+        kind: of model.
+        outputs: what the model has one output for, in the plural.
+        limits: of every such model, sentences.
+    """
+
+    kind: str
+    outputs: str = "outputs"
+    limits: tuple[str, ...] = ()
+
+
+WORDS = {
+    CLASSIFICATION: Words(
+        "An image classifier",
+        "classes",
+        (
+            "It always answers with one of its classes, also for an image of none of them.",
+            _UNCALIBRATED,
+            "Rare classes may be recognised far worse than the mean score says.",
+        ),
+    ),
+    MULTI_LABEL: Words(
+        "A model of findings in images",
+        "findings",
+        (
+            "It knows no other findings than these.",
+            _UNCALIBRATED,
+            "Rare findings may be recognised far worse than the mean score says.",
+        ),
+    ),
+    REGRESSION: Words(
+        "A model of a number for each image",
+        limits=("It always answers with a number of its range, also for an image that has no such number.",),
+    ),
+}
 SHOWN_CLASSES = 100  # rows of the table; the rest is in model.json
 MAX_LEFT = 12  # sites that a card names
 
@@ -58,17 +103,16 @@ def card(
 
     Args:
         files: the weight files in the folder.
-        difference: largest absolute difference of probabilities between ONNX Runtime and PyTorch; None without ONNX.
+        difference: largest absolute difference of predictions between ONNX Runtime and PyTorch; None without ONNX.
         run: None: the model was made from a site's own folder, without the server.
         chosen: how the model's round was chosen.
     """
     first = [f"# {_title(facts)}", *_alerts(facts, run), _description(facts, run, chosen)]
     sections = (
         *first,
-        f"## Input and output\n\n{_input(facts)}\n\n{HEADS.get(facts.model.head, _own_head(facts))} "
-        "`probabilities` are their softmax. The predicted class is the one with the largest.",
+        f"## Input and output\n\n{_input(facts)}\n\n{_output(facts)}",
         f"## From an image file to `pixels`\n\n{_preprocessing(facts.model.input)}",
-        f"## Classes\n\n{_classes(facts)}",
+        f"## {_sentence(_words(facts).outputs)}\n\n{_names(facts)}",
         f"## Scores\n\n{_scores(facts)}",
         f"## Provenance\n\n{_provenance(facts)}",
         f"## Intended use\n\n{_use(facts)}",
@@ -116,9 +160,10 @@ def warnings(run: RunView) -> list[tuple[int, str]]:
 def _description(facts: ModelFacts, run: RunView | None, chosen: Choice) -> str:
     origin, spec = facts.origin, facts.model
     trained = server_methods.about(origin.method.name).cited
-    text = f"An image classifier ({spec.architecture.name}, {len(spec.classes)} classes), trained with {trained}"
+    size = f", {len(spec.classes)} {_words(facts).outputs}" if len(spec.classes) > 1 else ""
+    text = f"{_words(facts).kind} ({spec.architecture.name}{size}), trained with {trained}"
     if origin.kind == "personal":
-        return f"{text} for site {origin.site}: it is fitted to that site's images and class frequencies."
+        return f"{text} for site {origin.site}: it is fitted to that site's images."
     if run is not None:
         sites = len(run.contributors_until(origin.round))
         text += (
@@ -194,15 +239,21 @@ def _input(facts: ModelFacts) -> str:
     )
 
 
-def _own_head(facts: ModelFacts) -> str:
-    return f"`logits` come from a head of the method's own, `{facts.model.head}`."
-
-
 def _values(values: Iterable[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
 
-def _classes(facts: ModelFacts) -> str:
+def _output(facts: ModelFacts) -> str:
+    head = HEADS.get(facts.model.head, f"`outputs` come from a head of the method's own, `{facts.model.head}`.")
+    best = " The predicted class is the one with the largest." if facts.model.task.name == CLASSIFICATION else ""
+    return f"{head} `predictions` are made of them: {_line(facts.model.predictions)}.{best}"
+
+
+def _words(facts: ModelFacts) -> Words:
+    return WORDS.get(facts.model.task.name, Words(f"A model for the task {_line(facts.model.task.name)}"))
+
+
+def _names(facts: ModelFacts) -> str:
     names = facts.model.classes
     rows = markdown_rows(["index", "name"], *([f"{i}", _cell(name)] for i, name in enumerate(names[:SHOWN_CLASSES])))
     more = f"\n\n{len(names) - SHOWN_CLASSES} more are in {FACTS}." if len(names) > SHOWN_CLASSES else ""
@@ -215,12 +266,20 @@ def _scores(facts: ModelFacts) -> str:
         return f"None are at hand: {facts.scores.of}."
     # Balanced accuracy first: where one class is common, accuracy looks good of a model that has learnt nothing.
     order = sorted(values, key=lambda name: (not name.endswith(BALANCED), name))
-    rows = [[name, f"{values[name]:.4f}"] for name in order if name not in BASELINES]
+    rows = [[name, f"{values[name]:.4f}{_interval(facts, name)}"] for name in order if name not in BASELINES]
     rows += [[label, f"{values[name]:.4f}"] for name, label in BASELINES.items() if name in values]
     # What classes the sites' own test sets have, a card of the global model does not know.
     known = [name for name in order if name.endswith(BALANCED) and not name.startswith("global.local.")]
     rows += [[f"{name} by chance", f"{_chance(facts, name):.4f}"] for name in known]
-    return f"{_sentence(facts.scores.of)}.\n\n{markdown_rows(['score', 'value'], *rows)}"
+    intervals = f" {ABOUT_INTERVALS}" if any(_interval(facts, name) for name in values) else ""
+    return f"{_sentence(facts.scores.of)}.{intervals}\n\n{markdown_rows(['score', 'value'], *rows)}"
+
+
+def _interval(facts: ModelFacts, name: str) -> str:
+    """With a blank before it; empty: nobody took one."""
+    ends = [facts.scores.values.get(f"{name}{QUALIFIED}{end}") for end in name_ends()]
+    low, high = ends
+    return "" if low is None or high is None else f" ({low:.4f} to {high:.4f})"
 
 
 def _chance(facts: ModelFacts, balanced: str) -> float:
@@ -252,7 +311,7 @@ def _use(facts: ModelFacts) -> str:
     channels, height, width = facts.model.input.shape
     return (
         "Research, and comparison of methods, on images that were taken and prepared like the run's images. Input: "
-        f"{width} x {height} pixels, {channels} channel{'s' if channels > 1 else ''}, one of the classes above. "
+        f"{width} x {height} pixels, {channels} channel{'s' if channels > 1 else ''}. "
         "It is not a medical device and was not examined as one. Base no diagnosis and no treatment on it."
     )
 
@@ -271,7 +330,7 @@ def _preprocessing(input_: Input) -> str:
     strict = [name for name in ("fit", "colours") if getattr(input_, name) == "exact"]
     loose = " It also stretches other sizes, and converts between grey and RGB." if strict else ""
     several = (
-        " Probabilities and scores are of single frames: the run has no rule that combines those of a file."
+        " Predictions and scores are of single frames: the run has no rule that combines those of a file."
         if gives_several(input_.frames)
         else ""
     )
@@ -313,9 +372,7 @@ def _transform(step: NamedTransform) -> str:
 
 def _limits(facts: ModelFacts) -> str:
     points = [
-        "It always answers with one of its classes, also for an image of none of them.",
-        "Probabilities are a softmax and were not calibrated; a large one is not a promise.",
-        "Rare classes may be recognised far worse than the mean score says.",
+        *_words(facts).limits,
         "Scores hold for the test set that they were taken on, not for another scanner, clinic or population.",
     ]
     if facts.origin.kind == "personal":
@@ -331,7 +388,7 @@ def _files(facts: ModelFacts, files: set[str], difference: float | None) -> str:
     if WEIGHTS in files:
         lines.append(f"- `{WEIGHTS}`: weights by name (`body.…`, `head.…`), with these facts as metadata.")
     if GRAPH in files:
-        notes = "" if difference is None else f" Its probabilities differ from PyTorch's by at most {difference:.1e}."
+        notes = "" if difference is None else f" Its predictions differ from PyTorch's by at most {difference:.1e}."
         lines.append(f"- `{GRAPH}`: the whole model for ONNX Runtime and others.{notes}")
     lines += ["", "```sh", "protofed predict THIS_FOLDER IMAGES --out predictions.csv", "```"]
     return "\n".join(lines + (["", "```python", _snippet(facts), "```"] if GRAPH in files else []))
@@ -355,7 +412,8 @@ def _snippet(facts: ModelFacts) -> str:
         )
         imports = "import numpy as np\nimport onnxruntime\nfrom PIL import Image"
     session = f'model = onnxruntime.InferenceSession("{GRAPH}")'
-    run_model = '(probabilities,) = model.run(["probabilities"], {"pixels": pixels})\nprint(probabilities[0].argmax())'
+    best = ".argmax()" if facts.model.task.name == CLASSIFICATION else ""
+    run_model = f'(predictions,) = model.run(["predictions"], {{"pixels": pixels}})\nprint(predictions[0]{best})'
     return f"{imports}\n\n{session}\n{load}\n{run_model}"
 
 

@@ -33,16 +33,20 @@ class Spec(StrictModel):
 
     Attributes:
         architecture: as in a recipe's [model].
-        head: how logits are computed from the body's features: `own`, one of `client.models.split.HEADS`, or the path
+        head: how outputs are computed from the body's features: `own`, one of `client.models.split.HEADS`, or the path
             of a method's own head.
+        task: as in a recipe's [task].
+        predictions: what the model's predictions are, in words.
         input: shape, and the mean and standard deviation with which the model itself normalises pixels of 0..1.
-        classes: their names, by index.
+        classes: names of the outputs, by index: of classes or findings, or of a regression's one number.
     """
 
     architecture: NamedOptions
     head: Annotated[str, Field(pattern=r"^(own|cosine|nearest|[\w.]+:[\w.]+)$", max_length=LONGEST_NAME)]
+    task: NamedOptions
+    predictions: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
     input: Input
-    classes: Annotated[tuple[Name, ...], Field(min_length=2, max_length=MAX_CLASSES)]
+    classes: Annotated[tuple[Name, ...], Field(min_length=1, max_length=MAX_CLASSES)]
 
 
 class Origin(StrictModel):

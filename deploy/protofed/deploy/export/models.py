@@ -15,6 +15,7 @@ from protofed.client.models.catalogue import build
 from protofed.client.models.inference import DeployedModel
 from protofed.client.models.split import SplitModel, dump, load
 from protofed.client.site import check_model
+from protofed.client.task import build_client_task
 from protofed.client.training.context import FitContext, with_own_buffers
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
@@ -72,7 +73,7 @@ def global_model(published: PublishedState, allowed: frozenset[str] = frozenset(
         raise ConfigError(f"method {recipe.method.name} has no global model; take {by_class}--model personal at a site")
     local = _context(recipe, EVALUATOR, published.round, allowed)
     _client_half(recipe).load_global(local, sent(half, published.state, EVALUATOR))
-    return BuiltModel(DeployedModel(local.model, recipe.input), recipe, "global", published.round, published.address)
+    return BuiltModel(_deployed(local.model, recipe), recipe, "global", published.round, published.address)
 
 
 def class_model(published: PublishedState, c: int, allowed: frozenset[str] = frozenset()) -> BuiltModel:
@@ -91,7 +92,7 @@ def class_model(published: PublishedState, c: int, allowed: frozenset[str] = fro
         )
     model = _fresh(recipe, allowed)
     _load(model, half.class_model(published.state, c))
-    return BuiltModel(DeployedModel(model, recipe.input), recipe, f"class:{c}", published.round, published.address)
+    return BuiltModel(_deployed(model, recipe), recipe, f"class:{c}", published.round, published.address)
 
 
 def personal_model(
@@ -122,7 +123,7 @@ def personal_model(
         half.load_global(local, _first_broadcast(recipe, local.model, site))  # for the head, whose numbers are kept
         _load(local.model, kept_round.personal)
         number, address = kept_round.round, kept_round.started_from
-    return BuiltModel(DeployedModel(local.model, recipe.input), recipe, "personal", number, address, site)
+    return BuiltModel(_deployed(local.model, recipe), recipe, "personal", number, address, site)
 
 
 def sent_to(published: PublishedState, site: SiteId) -> Payload:
@@ -198,6 +199,10 @@ def _context(
     )
     local.load_data = load_data
     return local
+
+
+def _deployed(model: SplitModel, recipe: Recipe) -> DeployedModel:
+    return DeployedModel(model, recipe.input, build_client_task(recipe.task))
 
 
 def _client_half(recipe: Recipe) -> ClientMethod:

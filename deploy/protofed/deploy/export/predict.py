@@ -1,4 +1,4 @@
-"""`protofed predict`: classes and probabilities of images from an exported model.
+"""`protofed predict`: what an exported model predicts of images.
 
 ONNX Runtime or PyTorch computes them. Each is imported only when used: either may be missing.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofed.common import codec
+from protofed.common.config.tasks import CLASSIFICATION, tasks
 from protofed.common.csv_cells import CsvTable
 from protofed.common.errors import CodecError, ConfigError, DataError
 from protofed.common.payload import Array, Part, Payload
@@ -30,7 +31,7 @@ from protofed.deploy.export.images import ImageSource, UnreadableFile, batches, 
 from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelContents, check_strings, read_file
 from protofed.deploy.progress import progress
 
-# Pixels [N, channels, H, W] in 0..1 -> probabilities [N, C].
+# Pixels [N, channels, H, W] in 0..1 -> the task's predictions [N, C].
 Predictor: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 Runtime: TypeAlias = Literal["auto", "onnx", "torch"]
 NEEDED = {"onnx": "onnxruntime", "torch": "torch"}
@@ -66,7 +67,7 @@ def predictor(
     """Load the model.
 
     Returns:
-        A function of pixels float32 [N, channels, H, W] in 0..1 to probabilities float32 [N, C].
+        A function of pixels float32 [N, channels, H, W] in 0..1 to predictions float32 [N, C].
 
     Raises:
         DataError: the file is damaged, or `model.json` describes another one.
@@ -94,8 +95,8 @@ def _onnx(folder: Path, contents: ModelContents, device: str) -> Predictor:
     check_strings(folder / GRAPH, session.get_modelmeta().custom_metadata_map, contents)
 
     def predict(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
-        probabilities: NDArray[np.float32] = session.run(["probabilities"], {"pixels": pixels})[0]
-        return probabilities
+        predictions: NDArray[np.float32] = session.run(["predictions"], {"pixels": pixels})[0]
+        return predictions
 
     return predict
 
@@ -119,15 +120,21 @@ def _torch(folder: Path, contents: ModelContents, device: str, allowed: frozense
 
     where, spec, weights = pick_device(device), contents.model, _weights(folder, contents)
     classes = len(spec.classes)
-    known = {*architectures, *HEADS, OWN}
-    for name in (spec.architecture.name, spec.head):
-        if name not in known and is_plugin(PluginKind.MODEL, name) and name not in allowed:
+    known = {*architectures, *HEADS, OWN, *tasks}
+    needed = (
+        (PluginKind.MODEL, spec.architecture.name),
+        (PluginKind.MODEL, spec.head),
+        (PluginKind.TASK, spec.task.name),
+    )
+    for kind, name in needed:
+        if name not in known and is_plugin(kind, name) and name not in allowed:
             raise ConfigError(
                 f"the model needs the code {name}, which is not part of protofed. If you trust this code and it is "
                 f"installed here, add --allow-plugin {name}. Or use --runtime onnx, which needs no such code"
             )
     check_model(spec.architecture, spec.input, classes)
-    model = inference.rebuild(spec.architecture, spec.input, classes, spec.head, weights, allowed).to(where)
+    model = inference.rebuild(spec.architecture, spec.input, classes, spec.head, weights, spec.task, allowed)
+    model = model.to(where)
     return lambda pixels: np.asarray(inference.predict(model, pixels)[1].numpy(), dtype=np.float32)
 
 
@@ -187,7 +194,7 @@ class PredictRequest:
 
 @dataclass
 class Predicted:
-    """The outcome: which runtime computed, how many images were classified, and which could not be read."""
+    """The outcome: which runtime computed, how many images have a row, and which could not be read."""
 
     runtime: Literal["onnx", "torch"]
     image_count: int = 0
@@ -196,6 +203,8 @@ class Predicted:
 
 def predict(request: PredictRequest) -> Predicted:
     """Write one row per image: path, class, name, probability, and p_NAME for every class.
+
+    For other tasks than classification it is the path, and what the model predicts for each output, by its name.
 
     Rows are in the order of the files' names, or of the .csv. The file appears only when it is complete. Unreadable
     images have no row.
@@ -207,36 +216,38 @@ def predict(request: PredictRequest) -> Predicted:
     contents = model_folder.read(request.model)
     spec = contents.model
     shape, names = spec.input.shape, spec.classes
+    of_classes = spec.task.name == CLASSIFICATION
     runtime = chosen(request.model, contents, request.runtime, request.device)
     answer = predictor(request.model, contents, runtime, request.device, request.allowed)
     images = read_images(request.images, spec.input, request.allowed)
     result = Predicted(runtime)
     with _table(request.out) as file, progress("predicting", len(images), "images", visible=request.visible) as bar:
         table = CsvTable(file)
-        table.row(["path", "class", "name", "probability", *(f"p_{name}" for name in names)])
+        of_best = ["class", "name", "probability"] if of_classes else []
+        table.row(["path", *of_best, *(f"p_{name}" if of_classes else name for name in names)])
         for paths, pixels, unreadable in batches(images, shape, request.batch):
             if paths:
-                for row in _rows(paths, _checked(answer(pixels), len(names)), names):
-                    table.row(row)
+                for path, values in zip(paths, _checked(answer(pixels), len(names)), strict=True):
+                    best = _of_best(values, names) if of_classes else []
+                    table.row([path, *best, *(f"{value:.6f}" for value in values.tolist())])
             result.image_count += len(paths)
             result.unreadable += unreadable
             bar.advance(len(paths) + len(unreadable))
     return result
 
 
-def _rows(paths: Iterable[str], probabilities: NDArray[np.float32], names: tuple[str, ...]) -> Iterator[list[object]]:
-    for path, row in zip(paths, probabilities.tolist(), strict=True):
-        best = int(np.argmax(row))
-        yield [path, best, names[best], f"{row[best]:.6f}", *(f"{value:.6f}" for value in row)]
+def _of_best(probabilities: NDArray[np.float32], names: tuple[str, ...]) -> list[object]:
+    best = int(np.argmax(probabilities))
+    return [best, names[best], f"{float(probabilities[best]):.6f}"]
 
 
-def _checked(probabilities: NDArray[np.float32], classes: int) -> NDArray[np.float32]:
-    if probabilities.shape[1:] != (classes,) or not np.isfinite(probabilities).all():
+def _checked(predictions: NDArray[np.float32], outputs: int) -> NDArray[np.float32]:
+    if predictions.shape[1:] != (outputs,) or not np.isfinite(predictions).all():
         raise DataError(
-            f"the model gives {list(probabilities.shape[1:])} values, or values that are not finite; "
-            f"expected {classes} probabilities: export it again"
+            f"the model gives {list(predictions.shape[1:])} values, or values that are not finite; expected {outputs} "
+            "predictions: export it again"
         )
-    return probabilities
+    return predictions
 
 
 @contextmanager
