@@ -21,6 +21,10 @@ from protofed.common.protocol.scores import Spread, lower_is_better, recorded_sp
 NOISE_KEEPS = "no PM(V), and no other score or loss of sites' own: they have no noise, and stay there (plan.dp)"
 NOT_IN_A_SUM = "–"  # a secure aggregation tells neither a deviation nor the worst
 MAX_SITES = 3  # sites' own models that are named: a run may have hundreds
+ABOUT_INTERVALS = (
+    "In brackets: the 95 % bootstrap interval, over the patients of the test set, or its images where it has no "
+    "patients. It does not say how much another training would differ."
+)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from protofed.common.protocol.messages import QUALIFIED, score_family
 from protofed.common.protocol.scores import MAJORITY, name_ends
 from protofed.deploy.export.images import MODES
 from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelFacts
-from protofed.deploy.report.details import ABOUT_INTERVALS
-from protofed.deploy.run_view import MAX_SITES, RunView
+from protofed.deploy.run_view import ABOUT_INTERVALS, MAX_SITES, RunView
 from protofed.deploy.tables import markdown_rows, printable
 from protofed.server.method import server_methods
 

@@ -8,14 +8,10 @@ from statistics import fmean
 from protofed.common.protocol.messages import QUALIFIED, score_family
 from protofed.common.protocol.scores import name_ends
 from protofed.deploy.report.document import Section, formatted, in_percent, label
-from protofed.deploy.run_view import RunView
+from protofed.deploy.run_view import ABOUT_INTERVALS, RunView
 from protofed.deploy.tables import Table
 
 BY_OUTPUT = "global.class_"  # what the families of single classes or findings begin with
-ABOUT_INTERVALS = (
-    "In brackets: the 95 % bootstrap interval, over the patients of the test set, or its images where it has no "
-    "patients. It does not say how much another training would differ."
-)
 
 
 def details(record: RunView) -> Section | None:
