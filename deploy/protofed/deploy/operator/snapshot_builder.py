@@ -31,7 +31,10 @@ from protofed.protos.v1 import operator_pb2 as pb
 from protofed.server.rounds.machine.waiting import MissingSite
 
 # Scores that are shown first; accuracy alone may be that of a model that answers with the most common class.
-HEADLINES = ("global.accuracy", "global.balanced_accuracy", "global.majority", "personal.pm_v", "personal.pm_l")
+HEADLINES = (
+    *("global.accuracy", "global.balanced_accuracy", "global.majority", "personal.pm_v", "personal.pm_l"),
+    *("global.auroc", "global.mae"),
+)
 MAX_PROBLEMS = 20
 MIN_PERIODS = 2  # rounds without which the time left is not estimated
 _ORDINALS = ("next", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")

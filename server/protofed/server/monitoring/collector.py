@@ -48,6 +48,7 @@ TASK_STATUSES = ("invited", "started", "reported", "rejected", "failed", "late",
 SITE_STATES = ("excluded", "away", "held", "silent", "working", "idle")
 SCORES = (  # the only names that become labels: sites choose names freely, and each new label costs Prometheus memory
     *("accuracy", "balanced_accuracy", "majority", "auroc", "ece", "many", "medium", "few", "groups", "pm_v", "pm_l"),
+    *("average_precision", "sensitivity", "brier", "mae", "bias"),
 )
 SCOPES = ("global", "personal")
 # Of more than so many sites, what an idle one does has no series: its eight would be most of a scrape of 6 MB for

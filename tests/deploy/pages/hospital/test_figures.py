@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from tests.support.browser_client import Browser
+from tests.support.task_recipes import task_recipe
 
 from protofed.client.policy.approval import FOLDER as APPROVALS
 from protofed.client.policy.approval import Approvals
@@ -28,7 +29,7 @@ from protofed.client.state.own_scores import OwnRoundScores, OwnScores
 from protofed.client.transport.audit import FILE as AUDIT
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
-from protofed.common.protocol.messages import Task, TaskKind
+from protofed.common.protocol.messages import Assignment, Task, TaskKind
 from protofed.common.storage.journal import Journal
 from protofed.deploy.audit.reader import HandedIn
 from protofed.deploy.pages import pictures
@@ -160,6 +161,18 @@ def test_scores_that_left_are_filled_half_in_an_aggregation_and_those_that_staye
     assert "1 of 3 sent, 1 of 3 sent in a secure aggregation" in sketch.description
 
 
+def test_findings_are_in_percent_and_errors_of_a_number_in_a_panel_of_their_own() -> None:
+    names = ("personal.local.auroc", "personal.local.sensitivity", "personal.local.mae", "personal.local.class_auroc.0")
+    sketch = figures.scores_sketch(table(3, {}, *names), {})
+    assert sketch is not None
+    shares, errors = sketch.draw(WIDE).axes
+    assert [ys(line) for line in shares.lines if len(xs(line)) > 1] == [pytest.approx([1.0, 2.0, 3.0])] * 2
+    assert [ys(line) for line in errors.lines if len(xs(line)) > 1] == [pytest.approx([0.01, 0.02, 0.03])]
+    assert (shares.get_ylabel(), errors.get_ylabel()) == ("%", "")
+    assert errors.get_title() == "This site's own model, on its own test images: mean absolute error"
+    assert "personal.local.mae: 0.010 in round 1, 0.030 in round 3" in sketch.description
+
+
 def test_of_many_rounds_all_are_on_the_line_and_some_have_marks() -> None:
     sketch = figures.scores_sketch(table(500, {}, "personal.accuracy", "loss"), {})
     assert sketch is not None
@@ -185,6 +198,21 @@ def test_the_line_of_the_commonest_class_takes_a_check_of_the_same_recipe(
         site.examiner._examinations["kept"] = replace(found, recipe=recipe)
         words = " ".join(images(browser.get("/runs/kept")).values())
         assert ("75.0% of personal.local.accuracy" in words) is known
+
+
+@pytest.mark.parametrize("task", ["multi-label", "regression"])
+def test_what_is_no_class_has_no_commonest_one(task: str, state: Path, tmp_path: Path) -> None:
+    """A check counts findings, or all images: neither is a share of classes."""
+    Approvals(state / APPROVALS).record_offer(Assignment("odd", task_recipe(task).wire()))
+    OwnScores(state / SCORES).record("odd", 1, {"personal.local.auroc": 0.75})
+    site = HospitalSite(state, None, SiteSettings(tmp_path / "site.toml", {}))
+    assert site.examiner is not None
+    digest = Approvals(state / APPROVALS).offer("odd").digest
+    data = {"taken": {"own_test_set": [1, 3], "tests_on": [5, 5]}}
+    site.examiner._examinations["odd"] = Examination("odd", True, 1.0, 2.0, recipe=digest, data=data)
+    words = " ".join(images(Browser(build_pages(site)).get("/runs/odd")).values())
+    assert "75.0% in round 1" in words
+    assert "commonest" not in words
 
 
 def test_bytes_stack_to_what_left_by_run_and_by_round() -> None:

@@ -51,6 +51,23 @@ def climbing(*means: float) -> list[dict[str, float]]:
 ONE_CLASS = scores(0.0, 0.0, 1.0, 0.0)
 
 
+def test_findings_that_are_not_told_apart_are_chance_and_a_fallen_area_is_told() -> None:
+    (warning,) = model_warnings(history({"global.auroc": 0.52, "global.brier": 0.2}))
+    assert warning.code is WarningCode.CHANCE
+    assert "the global model is no better than chance: mean area under the ROC curve 0.52, chance 0.50" in warning.text
+    assert warning.numbers == {"auroc": 0.52, "chance": 0.5}
+    assert model_warnings(history({"global.auroc": 0.56})) == []
+    assert model_warnings(history({"global.auroc": 0.52}, ended=False)) == []  # young
+    assert model_warnings(history({"global.mae": 3.0})) == []
+    assert model_warnings(history(scores(0.7, 0.6, 0.7, 0.6, auroc=0.52))) == []  # of classes, by balanced accuracy
+    (own,) = model_warnings(history({"personal.local.auroc": 0.5}, site="ann"))
+    assert (own.code, own.site) == (WarningCode.CHANCE, "ann")
+    fallen = history(*({"global.auroc": value} for value in (0.9, 0.8, 0.81, 0.82)))
+    (worse,) = model_warnings(fallen)
+    assert worse.code is WarningCode.WORSE
+    assert "area under the ROC curve 82.0 % in round 4, 90.0 % in round 1" in worse.text
+
+
 def test_a_model_that_calls_every_image_one_class_is_told_once_by_its_class() -> None:
     (warning,) = model_warnings(history(*climbing(0.26, 0.27), ONE_CLASS, class_names=("akiec", "bcc", "nv", "vasc")))
     assert (warning.code, warning.round, warning.site) == (WarningCode.ONE_CLASS, 3, None)

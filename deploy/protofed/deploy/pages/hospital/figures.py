@@ -41,8 +41,11 @@ MEASURES: Final[Mapping[str, str]] = {
     "pm_v": "PM(V)",
     "pm_l": "PM(L)",
     "auroc": "AUROC",
+    "average_precision": "average precision",
+    "sensitivity": "sensitivity",
 }
-MARKERS: Final = "o^sDv"
+ERROR: Final = "mae"
+MARKERS: Final = "o^sDvPX"
 HATCHES: Final = ("", "////", "....", "xxxx", "\\\\\\\\", "++++")
 MAX_MARKS, MAX_BARS, MAX_RUNS, MAX_PARTS = 24, 40, 15, 6
 OTHER: Final = "other parts"
@@ -55,6 +58,7 @@ def scores_sketch(table: ScoresView, majority: Mapping[str, float]) -> Sketch | 
         majority: by the prefix of scores, the accuracy of always naming the commonest class, where it is known.
     """
     by_panel = {prefix: names for prefix in PANELS if (names := _drawn_names(table, prefix))}
+    by_panel |= {name: [name] for prefix in PANELS if (name := f"{prefix}.{ERROR}") in table.names}
     if LOSS in table.names:
         by_panel[LOSS] = [LOSS]
     if not by_panel:
@@ -155,7 +159,7 @@ def _drawn_names(table: ScoresView, prefix: str) -> list[str]:
 
 
 def _score_panel(axes: Axes, table: ScoresView, prefix: str, names: Sequence[str], majority: float | None) -> None:
-    share = prefix != LOSS
+    share = prefix in PANELS
     for place, name in enumerate(names):
         rounds = [scored for scored in table.rounds if name in scored.scores]
         at = [scored.round for scored in rounds]
@@ -173,7 +177,9 @@ def _score_panel(axes: Axes, table: ScoresView, prefix: str, names: Sequence[str
     else:
         axes.set_ylim(bottom=0)
     axes.set_ylabel("%" if share else "", rotation=0, labelpad=8)
-    axes.set_title(PANELS.get(prefix, "Mean loss in training"), fontsize=9)
+    of = PANELS.get(prefix.removesuffix(f".{ERROR}"))
+    title = "Mean loss in training" if of is None else of if share else f"{of}: mean absolute error"
+    axes.set_title(title, fontsize=9)
     _count_axis(axes, "round")
     if share:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize=8)

@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from protofed.client.policy.approval import Offer
 from protofed.client.state.own_scores import FOLDER, OwnScores
+from protofed.common.config.tasks import CLASSIFICATION
 from protofed.common.errors import ConfigError, PolicyViolationError, ProtofedError
 from protofed.deploy.audit.reader import rounds_text
 from protofed.deploy.pages.hospital.left import round_lines
@@ -173,8 +174,10 @@ class HospitalRuns:
         examination = None if self.site.examiner is None else self.site.examiner.newest(offer.run)
         if examination is None or examination.data is None or examination.recipe != offer.digest:
             return {}
+        if (recipe := parse_offer(offer)).task.name != CLASSIFICATION:
+            return {}
         own, shared = (examination.data["taken"].get(name) for name in ("own_test_set", "tests_on"))
-        if parse_offer(offer).evaluation.personal_test_images is not None:
+        if recipe.evaluation.personal_test_images is not None:
             shared = None  # own models are scored on a sample of it
         sets = {"personal": shared, "personal.local": own, "global.local": own}
         return {prefix: max(counts) / sum(counts) for prefix, counts in sets.items() if counts and sum(counts)}

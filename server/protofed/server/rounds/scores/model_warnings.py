@@ -27,8 +27,9 @@ ALL, NONE = 0.95, 0.05  # recalls of a model that gives (nearly) every image one
 # holds where P is small and the second where it is large (of 100 classes, 5 % is five times chance).
 SLACK, SHARE = 0.05, 0.25
 RANKS = 0.6  # area under the ROC curve of a model that tells classes apart, whatever it calls them; chance is 0.5
+RANKS_NOTHING = 0.55  # mean area under the ROC curve of findings up to which they are not told apart
 GOOD = 0.1  # share of the way from chance to 1 from which a model has learnt something
-DROP = 0.05  # of balanced accuracy below the first scored round: more than models of neighbouring rounds differ by
+DROP = 0.05  # of the score below the first scored round: more than models of neighbouring rounds differ by
 DROP_ROUNDS = 3  # scored rounds that all have to be worse than the first one
 SAME_ROUNDS = 5  # scored rounds without any change; SAME_FROM_START if nothing ever changed
 SAME_FROM_START = 3
@@ -42,7 +43,7 @@ class WarningCode(StrEnum):
     """What is wrong with a model, the worst first."""
 
     ONE_CLASS = "one-class"  # it gives every image the same class
-    CHANCE = "chance"  # its balanced accuracy is no better than guessing
+    CHANCE = "chance"  # its balanced accuracy, or its area under the ROC curve, is no better than guessing
     DIVERGING = "diverging"  # updates, losses or norms explode, or a good model fell to chance
     WORSE = "worse-than-first"  # than after the first scored round
     UNCHANGED = "unchanged"  # training changes nothing
@@ -188,7 +189,7 @@ def _of_scores(model: _Model, history: RunHistory) -> Iterator[ModelWarning]:
     auroc = newest.get(AUROC, 0.0)
     if history.is_young(number, auroc):
         return
-    useless = _one_class(model, history) or _at_chance(model, history)
+    useless = _one_class(model, history) or _at_chance(model, history) or _ranks_nothing(model)
     if model.site is not None:
         # At a site where nearly all images are of one class, a model that ranks well still calls most of them that.
         # A test set of a site's own may have two images of a class: small changes of its scores say nothing.
@@ -240,6 +241,18 @@ def _at_chance(model: _Model, history: RunHistory) -> ModelWarning | None:
     return ModelWarning(WarningCode.CHANCE, number, model.site, f"{text}.", numbers | _others(newest))
 
 
+def _ranks_nothing(model: _Model) -> ModelWarning | None:
+    """Of a task without classes whose scores tell how well its outputs rank images."""
+    number, newest = model.points[-1]
+    if BALANCED in newest or ACCURACY in newest or not newest.get(AUROC, 1.0) <= RANKS_NOTHING:
+        return None
+    text = (
+        f"In round {number} {model.name} is no better than chance: mean area under the ROC curve {newest[AUROC]:.2f}, "
+        "chance 0.50."
+    )
+    return ModelWarning(WarningCode.CHANCE, number, model.site, text, {"auroc": newest[AUROC], "chance": 0.5})
+
+
 def _fallen(model: _Model, history: RunHistory) -> ModelWarning | None:
     """A model at chance that was good before."""
     number, newest = model.points[-1]
@@ -258,7 +271,7 @@ def _fallen(model: _Model, history: RunHistory) -> ModelWarning | None:
 
 def _worse(model: _Model, history: RunHistory) -> ModelWarning | None:
     """The newest scored rounds are all worse than the first one; of a run that ended, those that there are."""
-    name = BALANCED if BALANCED in model.points[-1][1] else ACCURACY
+    name = next((name for name in (BALANCED, ACCURACY, AUROC) if name in model.points[-1][1]), ACCURACY)
     known = [(number, scores[name]) for number, scores in model.points if name in scores]
     later = known[1:][-DROP_ROUNDS:]
     if not later or (len(later) < DROP_ROUNDS and not history.ended):
@@ -266,7 +279,7 @@ def _worse(model: _Model, history: RunHistory) -> ModelWarning | None:
     (first_round, first), (number, value) = known[0], later[-1]
     if max(score for _, score in later) > first - DROP:
         return None
-    words = name.replace("_", " ")
+    words = "area under the ROC curve" if name == AUROC else name.replace("_", " ")
     text = (
         f"{_capital(model.name)} is worse than after its first scored round: {words} {_percent(value)} in round "
         f"{number}, {_percent(first)} in round {first_round}."
