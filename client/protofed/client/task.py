@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # images are read without PyTorch, too
     from torch import Tensor
 
 CONSTANT = 0.05  # share of all examples that a nearly constant model may say something else of, and one more
+NO_RULE = "the recipe has no task."  # in a label that a recipe's [task] must say how to take, before the option
 Target: TypeAlias = int | float | tuple[float, ...]  # of one example: a row of the targets
 
 

@@ -206,7 +206,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def count(number: int, noun: str) -> str:
     """`1 round`, `2 rounds`, `3 classes`."""
-    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
+    return f"{number:,} {noun if number == 1 else plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    """`rounds`, `classes`."""
+    return f"{noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def short(text: str, limit: int = 80) -> str:

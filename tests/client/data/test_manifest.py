@@ -109,7 +109,7 @@ def test_a_table_of_file_names_finds_them_in_its_folders(tmp_path: Path) -> None
     columns = {"path_column": "Image Index", "label_column": "Finding Labels", "group_column": "Patient ID"}
     found = table(tmp_path, text, **columns)
     assert [item.path for item in found.items] == [file]
-    with pytest.raises(DataError, match="no class of the run: 'several labels'"):
+    with pytest.raises(DataError, match="the run cannot use: 'several labels'"):
         found.check()
     assert table(tmp_path, text, **columns, ignore_labels=["several labels"]).ignored == {"several labels": 1}
 

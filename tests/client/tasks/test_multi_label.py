@@ -113,7 +113,7 @@ def test_single_numbers_are_sets_of_findings_by_the_map() -> None:
     data = Data.model_validate({"source": "npz", "label_map": grades})
     rows, targets = by_number(np.array([2, 0, 1]), TASK, data, FINDINGS, 3)
     assert (rows.tolist(), targets.tolist()) == ([0, 1, 2], [[1, 1, 0], [0, 0, 0], [1, 0, 0]])
-    with pytest.raises(DataError, match="no class of the run: '3'"):
+    with pytest.raises(DataError, match="the run cannot use: '3'"):
         by_number(np.array([3]), TASK, data, FINDINGS, 3)
 
 

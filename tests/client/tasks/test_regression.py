@@ -42,9 +42,9 @@ def drawn(count: int = 200, seed: int = 0) -> tuple[Tensor, Tensor]:
     [
         ("45.5", 45.5),
         ("80", 80.0),
-        ("81", LeftOut("81")),
-        ("nan", LeftOut("nan")),
-        ("old", LeftOut("old")),
+        ("81", LeftOut("81 (no number from 20 to 80)")),
+        ("nan", LeftOut("nan (no number from 20 to 80)")),
+        ("old", LeftOut("old (no number from 20 to 80)")),
         ("n/a", LeftOut("n/a", ignored=True)),
     ],
 )

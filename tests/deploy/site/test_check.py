@@ -333,7 +333,7 @@ def test_a_volume_that_needs_a_window_is_told_as_that_without_a_recipe(check: Ch
     code, found = check(*changes, settings=settings)
     assert (found["unreadable"], found["stored"]["all"]) == ([], [12, 6, 0])
     assert (found["formats"], found["sizes"], found["groups"]) == ({"NIfTI, grey, 16 bits": 18}, {"5 x 4": 18}, 3)
-    assert "18 images with a class, 0 of them unreadable" in run(*changes, settings=settings)[1]
+    assert "18 images with a label, 0 of them unreadable" in run(*changes, settings=settings)[1]
 
 
 def test_data_that_are_not_there_are_a_refusal_and_no_table(check: Check, run: Run, tmp_path: Path) -> None:

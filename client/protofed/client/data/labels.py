@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from protofed.client.data.file_entry import normalise, parse_split
 from protofed.client.data.partition import Indices
-from protofed.client.task import ClientTask, LeftOut, OwnLabel
+from protofed.client.task import NO_RULE, ClientTask, LeftOut, OwnLabel
 from protofed.common.config.data import Data
 from protofed.common.errors import DataError, short
 
@@ -25,7 +25,7 @@ _DECIMAL = re.compile(r"[0-9]{1,6}")
 
 
 class LabelsError(DataError):
-    """Labels that are no class of the run, or a `data.label_map` that leads to none."""
+    """Labels that the run cannot use, or a `data.label_map` that leads to none."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,18 @@ class LabelMap:
             LabelsError: there is one; the text names up to `MAX_NAMED`, each with the nearest class.
         """
         if names := sorted(unmapped):
-            raise LabelsError(
-                f"labels that are no class of the run: {_listed(names, self.class_names)}. Say in data.label_map "
-                'which class each is ("own" = "the run\'s"), or name it in data.ignore_labels' + _hint(names)
-            )
+            listed = _listed(names, self.class_names)
+            raise LabelsError(f"labels that the run cannot use: {listed}. {advice(names)}{_hint(names)}")
+
+
+def advice(labels: Iterable[str]) -> str:
+    """What to do about labels that have no target, without a full stop."""
+    unruled = {label for label in labels if NO_RULE in label}
+    rules = "The recipe's task.uncertain and task.blank must say what -1 and blanks count as: ask the coordinator"
+    say = [rules] if unruled else []
+    if unruled != set(labels):
+        say.append('Say in data.label_map what each is ("own" = "the run\'s"), or name it in data.ignore_labels')
+    return ". ".join(say)
 
 
 def _names(text: str, indices: Mapping[str, int]) -> tuple[str, ...]:

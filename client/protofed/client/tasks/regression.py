@@ -40,8 +40,11 @@ class RegressionTask:
         try:
             number = float(text)
         except ValueError:
-            return LeftOut(text, text in names.ignored)
-        return number if self._low <= number <= self._high else LeftOut(short(text), text in names.ignored)
+            number = math.nan
+        if self._low <= number <= self._high:
+            return number
+        ignored = text in names.ignored
+        return LeftOut(text if ignored else f"{short(text)} (no number from {self._low:g} to {self._high:g})", ignored)
 
     def from_array(self, labels: NDArray[Any], classes: int) -> Tensor:
         """A number for each example."""

@@ -23,6 +23,14 @@ from protofed.common.protocol.scores import RELIABILITY, TaskScore
 CLASSIFICATION, MULTI_LABEL, REGRESSION = "classification", "multi-label", "regression"
 
 
+OUTPUT_NOUNS = {CLASSIFICATION: "class", MULTI_LABEL: "finding"}
+
+
+def output_noun(task: str) -> str:
+    """What people call the thing that a model for this task has an output for."""
+    return OUTPUT_NOUNS.get(task, "output")
+
+
 class LearningTask(Protocol):
     """The half of a task without PyTorch; its fields are the options of `[task]`."""
 

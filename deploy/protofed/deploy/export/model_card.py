@@ -11,8 +11,8 @@ from typing import Literal, TypeAlias
 
 from protofed.client.data.volumes import gives_several
 from protofed.common.config.tables import EveryFrame, Frames, Input, NamedTransform
-from protofed.common.config.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION
-from protofed.common.errors import count
+from protofed.common.config.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, output_noun
+from protofed.common.errors import count, plural
 from protofed.common.protocol.messages import QUALIFIED, score_family
 from protofed.common.protocol.scores import MAJORITY, name_ends
 from protofed.deploy.export.images import MODES
@@ -54,19 +54,16 @@ class Words:
 
     Attributes:
         kind: of model.
-        outputs: what the model has one output for, in the plural.
         limits: of every such model, sentences.
     """
 
     kind: str
-    outputs: str = "outputs"
     limits: tuple[str, ...] = ()
 
 
 WORDS = {
     CLASSIFICATION: Words(
         "An image classifier",
-        "classes",
         (
             "It always answers with one of its classes, also for an image of none of them.",
             _UNCALIBRATED,
@@ -75,7 +72,6 @@ WORDS = {
     ),
     MULTI_LABEL: Words(
         "A model of findings in images",
-        "findings",
         (
             "It knows no other findings than these.",
             _UNCALIBRATED,
@@ -111,7 +107,7 @@ def card(
         *first,
         f"## Input and output\n\n{_input(facts)}\n\n{_output(facts)}",
         f"## From an image file to `pixels`\n\n{_preprocessing(facts.model.input)}",
-        f"## {_sentence(_words(facts).outputs)}\n\n{_names(facts)}",
+        f"## {_sentence(_outputs(facts))}\n\n{_names(facts)}",
         f"## Scores\n\n{_scores(facts)}",
         f"## Provenance\n\n{_provenance(facts)}",
         f"## Intended use\n\n{_use(facts)}",
@@ -159,7 +155,7 @@ def warnings(run: RunView) -> list[tuple[int, str]]:
 def _description(facts: ModelFacts, run: RunView | None, chosen: Choice) -> str:
     origin, spec = facts.origin, facts.model
     trained = server_methods.about(origin.method.name).cited
-    size = f", {len(spec.classes)} {_words(facts).outputs}" if len(spec.classes) > 1 else ""
+    size = f", {len(spec.classes)} {_outputs(facts)}" if len(spec.classes) > 1 else ""
     text = f"{_words(facts).kind} ({spec.architecture.name}{size}), trained with {trained}"
     if origin.kind == "personal":
         return f"{text} for site {origin.site}: it is fitted to that site's images."
@@ -246,6 +242,10 @@ def _output(facts: ModelFacts) -> str:
     head = HEADS.get(facts.model.head, f"`outputs` come from a head of the method's own, `{facts.model.head}`.")
     best = " The predicted class is the one with the largest." if facts.model.task.name == CLASSIFICATION else ""
     return f"{head} `predictions` are made of them: {_line(facts.model.predictions)}.{best}"
+
+
+def _outputs(facts: ModelFacts) -> str:
+    return plural(output_noun(facts.model.task.name))
 
 
 def _words(facts: ModelFacts) -> Words:

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from protofed.client.data import image_files
 from protofed.client.data.examples import KEPT_BYTES, Examples, total_bytes
@@ -29,6 +30,7 @@ from protofed.client.tasks.classification import CLASSES
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings
 from protofed.common.config.tables import Input
+from protofed.common.config.tasks import CLASSIFICATION
 from protofed.common.errors import ConfigError, DataError, TaskFailedError
 from protofed.common.protocol.messages import Assignment
 from protofed.deploy.daemons import client
@@ -58,8 +60,8 @@ def site_check(settings: ClientSettings, recipe: Recipe | None, min_samples: int
         request=request,
         source=settings.data.source,
         survey=survey,
-        stored=_stored(survey, request),
-        used=_used(loaded, request),
+        stored_targets=_stored_targets(survey, request),
+        used_targets={name: examples.labels for name, examples in _sets(loaded).items()},
         unscored=_unscored(settings, loaded, request),
         misplaced=scan.misplaced,
         left_out=scan.left_out,
@@ -140,18 +142,18 @@ def _loaded(
         return None, str(error)
 
 
-def _stored(survey: Survey, request: CheckRequest) -> dict[str, Counts]:
+def _stored_targets(survey: Survey, request: CheckRequest) -> dict[str, Tensor]:
     by_split: dict[str, list[Target]] = {}
     for image in survey.images:
         if image.problem is None:
             by_split.setdefault(image.split, []).append(image.target)
-    counts: dict[str, Counts] = {}
+    valid: dict[str, Tensor] = {}
     for split in ("train", "val", "test", DRAWN):
         if split in by_split:
             targets = as_targets(np.array(by_split[split]))
             if len(usable := targets[request.task.valid(targets, request.classes)]):
-                counts[split] = request.task.counts(usable, request.classes).numpy()
-    return counts
+                valid[split] = usable
+    return valid
 
 
 def _sets(loaded: SiteData | None) -> dict[str, Examples]:
@@ -160,12 +162,6 @@ def _sets(loaded: SiteData | None) -> dict[str, Examples]:
         return {}
     sets = {TRAIN: loaded.train, TEST: loaded.test, OWN_TEST: loaded.local_test}
     return {name: examples for name, examples in sets.items() if examples is not None and len(examples)}
-
-
-def _used(loaded: SiteData | None, request: CheckRequest) -> dict[str, Counts]:
-    return {
-        name: request.task.counts(examples.labels, request.classes).numpy() for name, examples in _sets(loaded).items()
-    }
 
 
 def _unscored(settings: ClientSettings, loaded: SiteData | None, request: CheckRequest) -> dict[str, list[str]]:
@@ -236,8 +232,17 @@ class CheckRequest:
         """What the labels are targets of: the recipe's task, or classes."""
         return CLASSES if self.recipe is None else build_client_task(self.recipe.task)
 
+    @property
+    def task_name(self) -> str:
+        """The recipe's task; without a recipe, labels are taken for classes."""
+        return CLASSIFICATION if self.recipe is None else self.recipe.task.name
+
+    def counts(self, targets: Mapping[str, Tensor]) -> dict[str, Counts]:
+        """Of sets of targets, the images of each class or finding, [C] each."""
+        return {name: self.task.counts(of_set, self.classes).numpy() for name, of_set in targets.items()}
+
     def name(self, index: int) -> str:
-        """The name of class `index`, 0..C-1."""
+        """The name of output `index`, 0..C-1."""
         return self.class_names[index] if self.class_names else f"{index}"
 
 
@@ -274,8 +279,8 @@ class SiteCheck:
 
     Attributes:
         source: `data.source` of the settings.
-        stored: readable images by the source's own split (or DRAWN), [C] each.
-        used: examples that the daemon works with, [C] each, by TRAIN, TEST and OWN_TEST; empty if it refuses.
+        stored_targets: of the readable images, [N, ...] each, by the source's own split (or DRAWN).
+        used_targets: of the examples that the daemon works with, by TRAIN, TEST and OWN_TEST; empty if it refuses.
         unscored: names of the classes that a test set has no image of, by the set's name; complete sets are left out.
         misplaced: files in no class's folder, by name below the root.
         left_out: files and folders that their name tells to be no images, or deleted ones.
@@ -294,8 +299,8 @@ class SiteCheck:
     request: CheckRequest
     source: str
     survey: Survey
-    stored: Mapping[str, Counts]
-    used: Mapping[str, Counts]
+    stored_targets: Mapping[str, Tensor]
+    used_targets: Mapping[str, Tensor]
     unscored: Mapping[str, Sequence[str]]
     misplaced: Sequence[str]
     left_out: Sequence[str]
@@ -310,6 +315,16 @@ class SiteCheck:
     cached: CachedImages | None
     contrast: float | None
     refusal: str | None
+
+    @cached_property
+    def stored(self) -> Mapping[str, Counts]:
+        """Readable images of each class or finding, [C], by the source's own split (or DRAWN)."""
+        return self.request.counts(self.stored_targets)
+
+    @cached_property
+    def used(self) -> Mapping[str, Counts]:
+        """Examples of each class or finding that the daemon works with, [C], by TRAIN, TEST and OWN_TEST."""
+        return self.request.counts(self.used_targets)
 
     @property
     def unreadable(self) -> list[SurveyedImage]:
@@ -336,7 +351,7 @@ class SiteCheck:
         return [
             *self._about_files(),
             *self._about_duplicates(),
-            *self._about_single_classes(),
+            *(self._about_single_classes() if self.request.task_name == CLASSIFICATION else self._about_equal()),
             *self._about_depths(),
         ]
 
@@ -365,6 +380,13 @@ class SiteCheck:
                 yield Concern(
                     f"the {SETS[name]} has one class alone, {only}: any model that names it is right", untrue=True
                 )
+
+    def _about_equal(self) -> Iterator[Concern]:
+        for name, targets in self.used_targets.items():
+            if (targets == targets[0]).all():
+                scored = name in SETS
+                where = f"of the {SETS[name]}" if scored else "to train on"
+                yield Concern(f"all images {where} have the same label", untrue=scored)
 
     def _about_depths(self) -> Iterator[Concern]:
         formats = [image.format for image in self.survey.images if image.problem is None]

@@ -9,10 +9,13 @@ from typing import Any, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
+from torch import Tensor
 
 from protofed.client.data.hold_out import MIN_SCORED
+from protofed.client.data.labels import advice
+from protofed.common.config.tasks import CLASSIFICATION, output_noun
 from protofed.common.errors import count as counted
-from protofed.common.errors import short
+from protofed.common.errors import plural, short
 from protofed.common.payload import Array
 from protofed.deploy.site.check import OWN_TEST, TEST, TRAIN, SiteCheck, nearest
 from protofed.deploy.site.survey import DRAWN, SurveyedImage
@@ -28,7 +31,7 @@ def show(check: SiteCheck, console: Console) -> None:
     console.print(_heading(check), highlight=False)
     survey = check.survey
     data_sections = (
-        ("Classes", _classes),
+        ("Numbers", _numbers) if _is_number(check) else (plural(_noun(check)).capitalize(), _classes),
         ("Own labels", _labels),
         ("Files", _files),
         ("Groups", _groups),
@@ -56,6 +59,7 @@ def plain(check: SiteCheck) -> dict[str, Any]:
         "classes": names,
         "stored": {("all" if split == DRAWN else split): counts.tolist() for split, counts in check.stored.items()},
         "taken": {name.replace(" ", "_"): counts.tolist() for name, counts in check.used.items()},
+        "images": {name.replace(" ", "_"): len(targets) for name, targets in check.used_targets.items()},
         "below_min_samples_per_class": check.rare,
         "not_scored": {name.replace(" ", "_"): list(classes) for name, classes in check.unscored.items()},
         "unmapped": _unmapped(check),
@@ -94,29 +98,59 @@ def _heading(check: SiteCheck) -> Text:
     # `Text`, here and below: names of classes, labels and files may have brackets, in which rich would read markup.
     return Text.assemble(
         (f"source {check.source}, {run}", "bold"),
-        f": {check.request.classes} classes, images loaded as {shape} [channels, height, width]\n",
+        f": {counted(check.request.classes, _noun(check))}, images loaded as {shape} [channels, height, width]\n",
         ("Stays on this machine: it has numbers of examples, which no message to the server has.", "dim"),
     )
 
 
+def _noun(check: SiteCheck) -> str:
+    return output_noun(check.request.task_name)
+
+
+def _is_number(check: SiteCheck) -> bool:
+    """Whether a label is one number that is no class."""
+    return any(targets.ndim == 1 and targets.is_floating_point() for targets in check.stored_targets.values())
+
+
+def _shown(check: SiteCheck) -> dict[str, Tensor]:
+    """Targets of images as stored, then of examples as the daemon uses them."""
+    used = {name: targets for name, targets in check.used_targets.items() if not _repeats_a_split(check, name)}
+    return {_SPLITS[split]: targets for split, targets in check.stored_targets.items()} | used
+
+
+def _numbers(check: SiteCheck) -> RenderableType:
+    names = ("images", "least", "median", "largest")
+    of_sets = {
+        name: (len(numbers), float(numbers.min()), float(numbers.median()), float(numbers.max()))
+        for name, numbers in _shown(check).items()
+    }
+    columns = (Column(name, partial(_number, values), right=True) for name, values in of_sets.items())
+    table = terminal((Column("", names.__getitem__), *columns), range(len(names)), BOXED)
+    return Group(table, *_about_classes(check))
+
+
+def _number(values: Sequence[float], row: int) -> str:
+    return f"{values[row]:,g}" if row else f"{values[row]:,}"
+
+
 def _classes(check: SiteCheck) -> RenderableType:
-    used = {name: counts for name, counts in check.used.items() if not _repeats_a_split(check, name)}
-    own_labels = _own_labels(check)
+    of_classes, own_labels = check.request.task_name == CLASSIFICATION, _own_labels(check)
 
     def labels(index: int) -> str:
         return ", ".join(label for label in own_labels.get(index, ()) if label != check.request.name(index))
 
-    # Counts: those of images as stored, then those of examples as the daemon uses them.
-    numbers = {_SPLITS[split]: counts for split, counts in check.stored.items()} | used
-    counted = (
+    shown = _shown(check)
+    numbers = (
         Column(name, partial(_of_class, counts), right=True, wraps=True, overflow="ellipsis")
-        for name, counts in numbers.items()
+        for name, counts in check.request.counts(shown).items()
     )
-    columns = (Column("class", check.request.name, wraps=True), Column("own labels", labels, wraps=True), *counted)
-    table = terminal(columns, range(check.request.classes), BOXED)
-    sums = [int(counts.sum()) for counts in (*check.stored.values(), *used.values())]
+    # Of findings, a label is a set of them.
+    own = [Column("own labels", labels, wraps=True)] if of_classes else []
+    table = terminal(
+        (Column(_noun(check), check.request.name, wraps=True), *own, *numbers), range(check.request.classes), BOXED
+    )
     table.add_section()
-    table.add_row("all", "", *(f"{number:,}" for number in sums))
+    table.add_row("all images", *("" for _ in own), *(f"{len(targets):,}" for targets in shown.values()))
     return Group(table, *_about_classes(check))
 
 
@@ -127,7 +161,9 @@ def _of_class(counts: Array, index: int) -> str:
 def _repeats_a_split(check: SiteCheck, name: str) -> bool:
     """Whether the daemon uses exactly a split of the source, whose column the table has already."""
     split = {TRAIN: "train", TEST: "test"}.get(name, "")
-    return split in check.stored and check.stored[split].tolist() == check.used[name].tolist()
+    if split not in check.stored_targets or len(check.stored_targets[split]) != len(check.used_targets[name]):
+        return False
+    return bool((check.stored[split] == check.used[name]).all())
 
 
 def _own_labels(check: SiteCheck) -> dict[int, list[str]]:
@@ -145,11 +181,10 @@ def _about_classes(check: SiteCheck) -> Iterable[Text]:
         yield Text(f"Below the policy's {limit}, so that they count as absent: {rare}.")
     if {TEST, OWN_TEST} & set(check.used) and DRAWN in check.stored:
         yield Text("What it does not train on is held out by data.seed and data.*_fraction.")
-        yield Text(
-            "The run has noise: each image, or patient, is held out by itself, whatever its class."
-            if _noisy(check)
-            else f"A class with fewer than {MIN_SCORED} images is trained on whole and not tested on."
-        )
+        if _noisy(check):
+            yield Text("The run has noise: each image, or patient, is held out by itself, whatever its label.")
+        elif check.request.task_name == CLASSIFICATION:
+            yield Text(f"A class with fewer than {MIN_SCORED} images is trained on whole and not tested on.")
     for name, classes in check.unscored.items():
         yield Text(f"Not scored, for the {name} has no image of them: {', '.join(classes)}.", style="yellow")
 
@@ -159,11 +194,9 @@ def _labels(check: SiteCheck) -> RenderableType | None:
     for label, count in sorted(check.survey.unmapped.items()):
         near = nearest(label, check.request.class_names)
         hint = f' (nearest: "{near}")' if near else ""
-        lines.append(Text(f"- no class of the run: {short(label)!r}, {counted(count, 'image')}{hint}", style="red"))
+        lines.append(Text(f"- the run cannot use {short(label)!r}, {counted(count, 'image')}{hint}", style="red"))
     if lines:
-        lines.append(
-            Text('  Say in data.label_map what each is ("own" = "the run\'s"), or name it in data.ignore_labels.')
-        )
+        lines.append(Text(f"  {advice(check.survey.unmapped)}."))
     lines += [
         Text(f"- ignored: {short(label)!r}, {counted(count, 'image')}")
         for label, count in sorted(check.survey.ignored.items())
@@ -173,7 +206,7 @@ def _labels(check: SiteCheck) -> RenderableType | None:
 
 def _files(check: SiteCheck) -> RenderableType:
     images, unreadable = check.survey.images, check.unreadable
-    lines = [Text(f"{counted(len(images), 'image')} with a class, {len(unreadable)} of them unreadable")]
+    lines = [Text(f"{counted(len(images), 'image')} with a label, {len(unreadable)} of them unreadable")]
     lines += _truncated(unreadable, lambda image: f"- {image.name}: {image.problem}")
     if check.misplaced:
         lines.append(Text(f"{counted(len(check.misplaced), 'file')} in no class's folder (they count as unreadable)"))
