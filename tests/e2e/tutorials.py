@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("simulate", "pilot", "bring-your-own")
+PAGES = ("simulate", "findings", "pilot", "bring-your-own")
 EXTRAS = "client,report,export,monai"
 PATIENCE_S = 600.0
 BLOCK = re.compile(r"^```\w*\n# (?P<head>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)

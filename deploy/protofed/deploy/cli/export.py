@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from protofed.common.address import choose_identity
+from protofed.common.config.tasks import output_noun
 from protofed.common.errors import ConfigError, DataError, count, short
 from protofed.common.protocol.scores import JUDGED_BY
 from protofed.deploy.cli import completion
@@ -179,7 +180,7 @@ def _show_exported(exported: Exported, as_json: bool, *, dry_run: bool) -> None:
     of_site = f" of site {origin.site}" if origin.site else ""
     lines = [
         f"{exported.folder}: {origin.kind} model{of_site}, run {origin.run}, round {origin.round}, input [N, "
-        f"{', '.join(map(str, shape))}], {count(len(names), 'output')} for the task {facts.model.task.name}"
+        f"{', '.join(map(str, shape))}], {count(len(names), output_noun(facts.model.task.name))}"
     ]
     lines += [f"  {name}: {size / 1e6:.2f} MB" for name, size in exported.files.items()]
     if exported.difference is not None:
