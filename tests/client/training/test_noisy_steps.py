@@ -23,6 +23,7 @@ from protofed.client.method import Loss, Trained, client_methods
 from protofed.client.methods import fednh, fedproc, fedprp
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel, dump
+from protofed.client.task import build_client_task
 from protofed.client.training import noisy_steps
 from protofed.client.training.context import FitContext
 from protofed.client.training.loop import train
@@ -76,6 +77,33 @@ def test_gradients_are_those_of_a_loop_over_examples(name: str) -> None:
     torch.testing.assert_close(losses, cross_entropy(model(images), labels, reduction="none").detach())
     check_model(model.float(), input_, CPU)
     assert all(parameter.grad is None for parameter in trained)
+
+
+@pytest.mark.parametrize(
+    ("task", "targets"),
+    [
+        ({"name": "multi-label"}, torch.tensor([[1, 0, -1, 0], [-1] * 4, [0, 0, 0, 0], [1, 1, 1, 1], [0, -1, 1, 1.0]])),
+        ({"name": "regression", "range": [20, 80]}, torch.tensor([20.0, 35.0, 50.0, 79.5, 80.0])),
+    ],
+    ids=lambda value: value["name"] if isinstance(value, dict) else "",
+)
+def test_gradients_of_findings_and_numbers_are_by_example_however_much_is_known(
+    task: dict[str, Any], targets: Tensor
+) -> None:
+    torch.manual_seed(0)
+    input_, images, _ = images_of("digits-cnn")
+    learnt = build_client_task(NamedOptions.model_validate(task))
+    model = build(NamedOptions(name="digits-cnn"), input_, targets[0].numel()).double()
+    trained, images = list(model.parameters()), images.double()
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return learnt.loss(model(x), y)
+
+    gradients, losses = PerExample(model, trained, loss)(images, targets)
+    assert_close(gradients, one_by_one(loss, trained, images, targets))
+    whole = loss(images, targets)
+    torch.testing.assert_close(losses.mean(), whole.detach())
+    assert_close([gradient.mean(0) for gradient in gradients], torch.autograd.grad(whole, trained))
 
 
 def loss_of(method: str, options: Mapping[str, Any]) -> tuple[FitContext, Loss, list[Tensor]]:

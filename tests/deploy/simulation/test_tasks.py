@@ -69,6 +69,20 @@ def test_a_run_learns_and_its_report_says_what_it_learnt(task: str, secure: bool
     assert any(f"for the task {run.task.name}" in line for line in told.sections[0].lead)
 
 
+@pytest.mark.parametrize("task", ["multi-label", "regression"])
+def test_a_run_with_noise_learns(task: str) -> None:
+    dp = {"noise_multiplier": 0.5, "max_unit_norm": 1.0, "sampling_rate": 0.2}
+    plan = {"epochs": 4, "batch_size": 32, "lr": 0.2, "momentum": 0.9, "dp": dp}
+    run = task_recipe(task, plan=plan, federation={"secure": True, "min_sites": 3, "quorum": 3})
+    name, least, most = JUDGED[task]
+    with simulation(run) as running:
+        running.go()
+        assert running.runs.failed == []
+        scores = running.ledger.scores(run.name, 3)[3]
+    (value,) = (of[name] for of in scores.values() if name in of)
+    assert least < value < most
+
+
 @pytest.mark.parametrize("method", sorted(client_methods))
 def test_a_method_of_classes_is_refused_by_the_server_and_all_others_are_not(method: str) -> None:
     half, run = client_methods.build(method, {}), task_recipe("multi-label", method)
