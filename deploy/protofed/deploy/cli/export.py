@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from protofed.common.address import choose_identity
-from protofed.common.config.tasks import output_noun
 from protofed.common.errors import ConfigError, DataError, count, short
-from protofed.common.protocol.scores import JUDGED_BY
 from protofed.deploy.cli import completion
 from protofed.deploy.cli.completion import LOCAL, Identity, Server
 from protofed.deploy.cli.options import SELDOM, AsJson, DryWrite, Set, needs_recipe, print_json, say
@@ -161,6 +159,9 @@ def _export_with_progress(request: ExportRequest) -> Exported:
 
 
 def _show_exported(exported: Exported, as_json: bool, *, dry_run: bool) -> None:
+    from protofed.common.config.tasks import output_noun
+    from protofed.common.protocol.scores import JUDGED_BY
+
     facts = exported.facts
     if as_json:
         table = facts.model_dump(mode="json")
