@@ -10,12 +10,13 @@ import torch
 from sklearn.metrics import mean_absolute_error
 from torch import Tensor
 
+from protofed.client.data.hold_out import hold_out
 from protofed.client.data.labels import LabelMap
 from protofed.client.task import LeftOut, OwnLabel, Predictions
 from protofed.client.tasks.regression import RegressionTask
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.tasks import Regression
-from protofed.common.errors import DataError
+from protofed.common.errors import ConfigError, DataError
 from protofed.common.protocol.messages import Role
 from protofed.testing.small_recipe import small_recipe
 
@@ -102,4 +103,25 @@ def test_a_model_is_constant_whose_predictions_are_near_each_other() -> None:
 
 
 def test_strata_are_tenths_of_the_range() -> None:
-    assert TASK.strata(torch.tensor([20.0, 25.9, 26.0, 79.0, 80.0])).tolist() == [0, 0, 1, 9, 9]
+    numbers = torch.cat([torch.tensor([20.0, 25.9, 26.0, 79.0, 80.0]), torch.arange(20.5, 80, 0.5)])
+    assert TASK.strata(numbers)[:5].tolist() == [0, 0, 1, 9, 9]
+
+
+def test_tenths_with_few_examples_are_joined_so_that_all_of_the_range_is_tested_on() -> None:
+    numbers = torch.tensor([20.0] * 4 + [30.0] * 7 + [40.0] * 30 + [60.0] * 9 + [79.0] * 3)
+    assert TASK.strata(numbers).tolist() == [0] * 11 + [1] * 30 + [2] * 12
+    assert TASK.strata(numbers[-15:]).tolist() == [0] * 15
+    assert TASK.strata(numbers[:4]).tolist() == [0] * 4
+    few = torch.arange(20, 80).float()  # six a tenth
+    _, test = hold_out(TASK.strata(few).numpy(), None, 0.25, np.random.default_rng(0))
+    assert 0 < len(test) < len(few) / 2
+    assert few[torch.from_numpy(test)].min() < 35
+    assert few[torch.from_numpy(test)].max() > 65
+
+
+@pytest.mark.parametrize("ends", [(2e9, 2e9 + 10), (-1e9, 1 - 1e9), (0.0, 1e-50)])
+def test_a_range_whose_numbers_float32_cannot_tell_apart_is_refused(ends: tuple[float, float]) -> None:
+    with pytest.raises(ConfigError, match="too narrow: float32"):
+        Regression(ends).check(1)
+    for wide in ((1900.0, 2030.0), (0.0, 1e-6), (0.0, 1e9), (-1e9, 1e9)):
+        Regression(wide).check(1)

@@ -252,6 +252,20 @@ def test_a_chosen_round_is_told_with_its_score_the_newest_rounds_and_that_it_is_
     assert text in card(facts(1), ("model.onnx",), None, RunView(run_record(changes)), "best")
 
 
+def test_of_an_error_the_round_with_the_least_is_the_best() -> None:
+    rounds = [{"round": n, "sites": {"eva": {"global.mae": value}}} for n, value in ((1, 2.0), (2, 3.0))]
+    changes = {**best(1, 2.0, "global.mae"), "scores": rounds}
+    assert why("newest", 2, changes).endswith("global.mae 3.0000; the best round, 1, has 2.0000.")
+    assert why("given", 1, changes).endswith("global.mae 2.0000, and no scored round has less.")
+
+
+def test_a_small_error_is_not_shown_as_none() -> None:
+    values = {"global.mae": 0.0000123, "global.bias": -0.0000456, "global.mae@low": 0.0, "global.mae@high": 2e-5}
+    text = card(facts(scores=ModelScores(of="recorded", values=values)), ("model.onnx",), None)
+    assert "| global.mae | 1.23e-05" in text
+    assert "| global.bias | -4.56e-05 |" in text
+
+
 def test_a_run_without_the_score_by_one_class_or_stopped_early_says_so() -> None:
     assert why("newest", 2, {"best": None}).endswith("no score judges the run's rounds.")
     assert why("newest", 0, {"best": None}).endswith("Round 0 is before the run's first training.")

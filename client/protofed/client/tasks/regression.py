@@ -22,6 +22,7 @@ from protofed.common.config.tasks import Regression
 from protofed.common.errors import DataError, short
 
 STRATA = 10  # equal parts of the range
+MIN_SET = 10  # examples that a stratum has: hold_out takes no test examples of a smaller one
 NEAR = 0.01  # of the range: predictions that are nearer than this are much the same
 AGREEMENT = 1.96  # standard deviations from the bias to a limit of agreement (Bland and Altman, Lancet 1986)
 
@@ -65,9 +66,16 @@ class RegressionTask:
         return f"expected numbers from {self._low:g} to {self._high:g}, the recipe's task.range"
 
     def strata(self, targets: Tensor) -> Tensor:
-        """Parts of the range."""
+        """Tenths of the range; one with few examples is joined with the next ones."""
         share = (targets - self._low) / (self._high - self._low)
-        return (share * STRATA).long().clamp(0, STRATA - 1)
+        parts = (share * STRATA).long().clamp(0, STRATA - 1)
+        strata, number, size = [], 0, 0
+        for count in torch.bincount(parts, minlength=STRATA).tolist():
+            strata.append(number)
+            size += count
+            if size >= MIN_SET:
+                number, size = number + 1, 0
+        return torch.tensor(strata).clamp(max=max(number - 1, 0))[parts]  # too few at the end: the last but one's
 
     def counts(self, targets: Tensor, classes: int) -> Tensor:
         """All examples."""

@@ -227,7 +227,7 @@ class Data(StrictModel):
         None  # folder and manifest: regex over the path below root or the site's folder; its (group) stays together
     )
     path_column: _Heading = "path"  # manifest only: heading of the column with the path, name or image id
-    label_column: _Heading | Annotated[tuple[_Heading, ...], Field(min_length=2)] = (
+    label_column: _Heading | Annotated[tuple[_Heading, ...], Field(min_length=1)] = (
         "label"  # manifest only: heading of the label; or one heading for each label, whose column has 1 or 0
     )
     group_column: _Heading | None = None  # manifest only: heading of the group; None: `group`, if there is one

@@ -127,11 +127,11 @@ def _preview(result: SiteCheck, settings: ClientSettings, *, as_json: bool) -> P
 
     if (recipe := result.request.recipe) is None:
         return None
-    trained = result.used.get(TRAIN)
+    trained = result.used_targets.get(TRAIN)  # counts of findings do not add up to images
     return plan_view(
         recipe,
         None if settings.policy == _PLACEHOLDER else settings.policy,
-        examples=None if trained is None else int(trained.sum()),
+        examples=None if trained is None else len(trained),
         contrast=result.contrast,
         progress_shown=not as_json,
     )

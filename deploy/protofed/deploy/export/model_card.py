@@ -14,7 +14,7 @@ from protofed.common.config.tables import EveryFrame, Frames, Input, NamedTransf
 from protofed.common.config.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, output_noun
 from protofed.common.errors import count, plural
 from protofed.common.protocol.messages import QUALIFIED, score_family
-from protofed.common.protocol.scores import MAJORITY, name_ends
+from protofed.common.protocol.scores import MAJORITY, lower_is_better, name_ends
 from protofed.deploy.export.images import MODES
 from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelFacts
 from protofed.deploy.run_view import ABOUT_INTERVALS, MAX_SITES, RunView
@@ -200,6 +200,11 @@ def _date(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
+def figure(value: float) -> str:
+    """A score with four decimals, or three digits where decimals would hide it: an error in a small range."""
+    return f"{value:.3g}" if 0 < abs(value) < 0.001 else f"{value:.4f}"
+
+
 def choice(run: RunView, number: int, chosen: Choice) -> str:
     """Why it is the model of this round, with the score that judges the run's rounds beside that of the newest one."""
     best = run.best
@@ -209,19 +214,19 @@ def choice(run: RunView, number: int, chosen: Choice) -> str:
         reason = how.get(chosen, "It is the best round")
         untrained = "" if number else " Round 0 is before the run's first training."
         return f"{reason}; no score judges the run's rounds.{untrained}"
-    newest = max(values)
-    last = (
-        f"the newest scored round, {newest}, has {values[newest]:.4f}" if newest != best.round else "it is the newest"
-    )
+    newest, its_value = max(values), figure(best.value)
+    last = f"the newest scored round, {newest}, has {figure(values[newest])}"
+    last = last if newest != best.round else "it is the newest"
     if chosen == "best":
         return (
-            f"It was chosen as the best round by {best.score}: {best.value:.4f}; {last}. Chosen by this score, it is "
+            f"It was chosen as the best round by {best.score}: {its_value}; {last}. Chosen by this score, it is "
             "optimistic in it: score it on images that had no part in the choice."
         )
-    here = f"{values[number]:.4f}" if number in values else "not taken"
-    if values.get(number, -1.0) >= best.value:
-        return f"{how[chosen]}: {best.score} {here}, and no scored round has more."
-    return f"{how[chosen]}: {best.score} {here}; the best round, {best.round}, has {best.value:.4f}."
+    here = figure(values[number]) if number in values else "not taken"
+    lower = lower_is_better(best.score)
+    if number in values and (values[number] <= best.value if lower else values[number] >= best.value):
+        return f"{how[chosen]}: {best.score} {here}, and no scored round has {'less' if lower else 'more'}."
+    return f"{how[chosen]}: {best.score} {here}; the best round, {best.round}, has {its_value}."
 
 
 def _input(facts: ModelFacts) -> str:
@@ -265,7 +270,7 @@ def _scores(facts: ModelFacts) -> str:
         return f"None are at hand: {facts.scores.of}."
     # Balanced accuracy first: where one class is common, accuracy looks good of a model that has learnt nothing.
     order = sorted(values, key=lambda name: (not name.endswith(BALANCED), name))
-    rows = [[name, f"{values[name]:.4f}{_interval(facts, name)}"] for name in order if name not in BASELINES]
+    rows = [[name, f"{figure(values[name])}{_interval(facts, name)}"] for name in order if name not in BASELINES]
     rows += [[label, f"{values[name]:.4f}"] for name, label in BASELINES.items() if name in values]
     # What classes the sites' own test sets have, a card of the global model does not know.
     known = [name for name in order if name.endswith(BALANCED) and not name.startswith("global.local.")]
@@ -278,7 +283,7 @@ def _interval(facts: ModelFacts, name: str) -> str:
     """With a blank before it; empty: nobody took one."""
     ends = [facts.scores.values.get(f"{name}{QUALIFIED}{end}") for end in name_ends()]
     low, high = ends
-    return "" if low is None or high is None else f" ({low:.4f} to {high:.4f})"
+    return "" if low is None or high is None else f" ({figure(low)} to {figure(high)})"
 
 
 def _chance(facts: ModelFacts, balanced: str) -> float:

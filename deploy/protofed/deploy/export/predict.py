@@ -224,16 +224,23 @@ def predict(request: PredictRequest) -> Predicted:
     with _table(request.out) as file, progress("predicting", len(images), "images", visible=request.visible) as bar:
         table = CsvTable(file)
         of_best = ["class", "name", "probability"] if of_classes else []
-        table.row(["path", *of_best, *(f"p_{name}" if of_classes else name for name in names)])
+        table.row(["path", *of_best, *(f"p_{name}" if of_classes else _heading(name) for name in names)])
         for paths, pixels, unreadable in batches(images, shape, request.batch):
             if paths:
                 for path, values in zip(paths, _checked(answer(pixels), len(names)), strict=True):
                     best = _of_best(values, names) if of_classes else []
-                    table.row([path, *best, *(f"{value:.6f}" for value in values.tolist())])
+                    # Seven digits are all of a float32; six decimals are few of a number in a small range.
+                    numbers = (f"{value:.6f}" if of_classes else f"{value:.7g}" for value in values.tolist())
+                    table.row([path, *best, *numbers])
             result.image_count += len(paths)
             result.unreadable += unreadable
             bar.advance(len(paths) + len(unreadable))
     return result
+
+
+def _heading(name: str) -> str:
+    """Of an output's column; the first column is the image's path, whatever an output is called."""
+    return "path (output)" if name == "path" else name
 
 
 def _of_best(probabilities: NDArray[np.float32], names: tuple[str, ...]) -> list[object]:
