@@ -19,10 +19,11 @@ from tests.support.task_recipes import FINDINGS, OWN, task_recipe
 from protofed.common import codec, plugins
 from protofed.common.errors import ConfigError
 from protofed.deploy.export import model_folder
+from protofed.deploy.export import predict as predict_module
 from protofed.deploy.export.export import ExportRequest, export
 from protofed.deploy.export.images import ImageSource
 from protofed.deploy.export.model_folder import CARD, GRAPH, WEIGHTS, ModelContents
-from protofed.deploy.export.predict import PredictRequest, predict
+from protofed.deploy.export.predict import Predictor, PredictRequest, predict
 
 TASKS = ("multi-label", "regression", "own")
 RUNTIMES: tuple[Literal["torch", "onnx"], ...] = ("torch", "onnx")
@@ -125,6 +126,25 @@ def test_a_table_has_a_column_for_each_output(
         assert [row[0] for row in rows] == [f"some.npz#{n}" for n in range(7)]
         expected = probabilities(folder, done.test.pixels()[:7].numpy(), runtime=runtime)
         np.testing.assert_allclose(np.array([row[1:] for row in rows], float), expected, atol=1e-6)
+
+
+def test_numbers_of_a_small_range_keep_their_digits(
+    exported: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tiny(*_: object) -> Predictor:
+        return lambda pixels: np.full((len(pixels), 1), 1.2345e-6, np.float32)
+
+    done, folder = exported("regression", "global")
+    monkeypatch.setattr(predict_module, "predictor", tiny)
+    assert table(folder, done, tmp_path, "onnx")[1] == ["some.npz#0", "1.2345e-06"]
+
+
+def test_a_finding_called_path_has_another_heading_than_the_images_path(exported: Folders, tmp_path: Path) -> None:
+    done, _ = exported("multi-label", "global")
+    (tmp_path / "names.txt").write_text("path\n=cmd|x\na,b\n", encoding="utf-8")
+    model, names = tmp_path / "model", tmp_path / "names.txt"
+    export(ExportRequest(done.run, "global", model, "onnx", state=done.state, classes=names))
+    assert table(model, done, tmp_path, "onnx")[0] == ["path", "path (output)", "'=cmd|x", "a,b"]
 
 
 def test_a_task_of_another_package_is_imported_only_if_it_is_allowed(exported: Folders, tmp_path: Path) -> None:

@@ -149,6 +149,24 @@ def test_uncertain_and_blank_findings_without_a_rule_are_refused_and_whom_to_ask
 
 
 @pytest.mark.usefixtures("nih")
+def test_the_preview_is_of_the_number_of_images_not_of_findings(
+    checked: Checked, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    images = checked(NIH, '{ name = "multi-label" }')[1]["images"]["trains_on"]
+    command = ("client", "check", tmp_path / "recipe.toml", "--settings", tmp_path / "site.toml", "--preview", "--json")
+    assert f"on {images} examples here" in called(capfd, *command)[1]
+
+
+@pytest.mark.usefixtures("chexpert")
+def test_one_column_of_one_finding_is_enough(checked: Checked) -> None:
+    columns = '"Cardiomegaly", "Edema", "Pleural Effusion"'
+    settings = CHEXPERT.replace(columns, '"Edema"').replace('label_map = {{ "Pleural Effusion" = "Effusion" }}\n', "")
+    task = '{ name = "multi-label", uncertain = "ones", blank = "zeros" }'
+    code, found, _ = checked(settings, task, ["Edema"])
+    assert (code, found["refusal"], found["stored"]) == (0, None, {"all": [36]})
+
+
+@pytest.mark.usefixtures("nih")
 def test_numbers_are_shown_by_their_ends_and_middle(checked: Checked) -> None:
     ages = NIH.replace("Finding Labels", "Patient Age").replace('ignore_labels = ["No Finding", "Hernia"]\n', "")
     code, found, text = checked(ages, '{ name = "regression", range = [0, 120], unit = "years" }', ["age"])

@@ -22,7 +22,7 @@ from protofed.common.config.tasks import Regression
 from protofed.common.errors import DataError, short
 
 STRATA = 10  # equal parts of the range
-MIN_SET = 10  # examples that a stratum has: hold_out takes no test examples of a smaller one
+MIN_SET = 20  # examples of a stratum: `hold_out` tests on 5 or more of each, and on none of one below 10
 NEAR = 0.01  # of the range: predictions that are nearer than this are much the same
 AGREEMENT = 1.96  # standard deviations from the bias to a limit of agreement (Bland and Altman, Lancet 1986)
 
