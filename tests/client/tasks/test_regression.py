@@ -103,7 +103,7 @@ def test_a_model_is_constant_whose_predictions_are_near_each_other() -> None:
 
 
 def test_strata_are_tenths_of_the_range() -> None:
-    numbers = torch.cat([torch.tensor([20.0, 25.9, 26.0, 79.0, 80.0]), torch.arange(20.5, 80, 0.5)])
+    numbers = torch.cat([torch.tensor([20.0, 25.9, 26.0, 79.0, 80.0]), torch.arange(20.5, 80, 0.25)])
     assert TASK.strata(numbers)[:5].tolist() == [0, 0, 1, 9, 9]
 
 
