@@ -20,7 +20,7 @@ from protofed.common.errors import ConfigError
         ({"source": "manifest", "group_pattern": "(a)", "group_column": "b"}, "both name the groups; remove one"),
         ({"source": "folder", "path_column": "a"}, "path_column is of source manifest"),
         ({"source": "manifest", "site_column": "a"}, "site_column is of partition"),
-        ({"source": "manifest", "label_column": ["a"]}, "label_column"),
+        ({"source": "manifest", "label_column": []}, "label_column"),
         ({"source": "npz", "group_pattern": "(a)"}, "for source npz add arrays train_group and test_group"),
         ({"source": "digits", "group_pattern": "(a)"}, "for source digits remove it"),
         ({"source": "folder", "group_pattern": "a"}, r"expected a regular expression with one \(group\)"),

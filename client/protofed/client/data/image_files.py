@@ -434,7 +434,8 @@ def scan(
     """
     if not class_names or len(class_names) != classes:
         raise DataError(
-            f"the recipe has no `class_names`: labels of source {data.source} are names, and the run must name its own"
+            f"the recipe has no `class_names`, which source {data.source} needs: name each class or finding; for a "
+            'number name the number, as ["age"]'
         )
     if task is None:
         from protofed.client.tasks.classification import CLASSES  # with PyTorch, without which images can be listed

@@ -89,7 +89,7 @@ class Classification:
 
 
 # Of a regression's range. Float32 has 7 digits: 1/1000 of a range of this share of its largest number is one step.
-_LEAST_SHARE, _LEAST_WIDTH = 1e-4, 1e-30
+MIN_RANGE_SHARE, MIN_RANGE_WIDTH = 1e-4, 1e-30
 
 
 UnknownRule: TypeAlias = Literal["ignore", "ones", "zeros"]
@@ -139,7 +139,7 @@ class Regression:
             raise ConfigError(f"classes = {classes}: expected 1 for the task regression, whose model has one output")
         if not self.range[0] < self.range[1]:
             raise ConfigError(f"task.range = {list(self.range)}: expected the least number, then a larger one")
-        if self.range[1] - self.range[0] < max(_LEAST_WIDTH, _LEAST_SHARE * max(map(abs, self.range))):
+        if self.range[1] - self.range[0] < max(MIN_RANGE_WIDTH, MIN_RANGE_SHARE * max(map(abs, self.range))):
             raise ConfigError(
                 f"task.range = {list(self.range)} is too narrow: float32, in which models compute, cannot tell its "
                 "numbers apart. Subtract a constant from the labels, or take another unit"
