@@ -13,7 +13,7 @@ from protofed.deploy.operator.screen import WatchScreen
 from protofed.deploy.operator.snapshot_builder import ServerReply, keeping, kept_by_noise
 from protofed.deploy.operator.tables import run_parts
 from protofed.deploy.operator.watch import _Lines, remarks
-from protofed.deploy.run_view import NOISE_KEEPS, kept_sentence
+from protofed.deploy.run_view import NOISE_KEEPS, kept_sentence, score_text
 from protofed.protos.v1 import operator_pb2 as pb
 
 GLOBAL, OWN = score("global.accuracy", 0.9, sites=1), score("personal.pm_v", 0.8, sites=1)
@@ -121,3 +121,13 @@ def test_lines_say_it_once_and_not_while_sites_still_answer() -> None:
         lines(seen)
     assert console.file.getvalue().count("sent no scores") == 1  # type: ignore[attr-defined]
     assert kept_sentence(1) in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_decimals_do_not_hide_an_error_in_a_small_range() -> None:
+    assert [score_text(value) for value in (0.98765, 0.0, 0.00012345, -0.00098765)] == [
+        "0.9877",
+        "0.0000",
+        "0.000123",
+        "-0.000988",
+    ]
+    assert [score_text(value, 3) for value in (0.98765, 0.0123456, 0.0098765)] == ["0.988", "0.012", "0.00988"]

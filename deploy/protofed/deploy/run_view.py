@@ -41,9 +41,14 @@ class BestSnapshot:
     kept: int | None
 
 
+def score_text(value: float, digits: int = 4) -> str:
+    """A score with so many decimals, or with three digits where they would hide it, as an error in a small range."""
+    return f"{value:.3g}" if 0 < abs(value) < 10.0 ** (1 - digits) else f"{value:.{digits}f}"
+
+
 def best_sentence(best: BestSnapshot) -> str:
     """The best round in a line."""
-    text = f"best: round {best.round}, {best.score} {best.value:.4f} (chosen by this score: optimistic)"
+    text = f"best: round {best.round}, {best.score} {score_text(best.value)} (chosen by this score: optimistic)"
     if best.kept == best.round:
         return text
     alternative = "none is kept" if best.kept is None else f"the best that is kept is round {best.kept}"
@@ -66,8 +71,8 @@ def kept_best(run: str, best: BestSnapshot | None) -> int:
             "" if best.kept is None else f"; the best round with a kept state is round {best.kept}: give this number"
         )
         raise ConfigError(
-            f"the best round of run '{short(run)}' is {best.round} ({best.score} {best.value:.4f}), and its state is "
-            f"no longer kept{instead}"
+            f"the best round of run '{short(run)}' is {best.round} ({best.score} {score_text(best.value)}), and its "
+            f"state is no longer kept{instead}"
         )
     return best.round
 

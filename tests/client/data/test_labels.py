@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 from tests.support.image_files import RGB, settings, shade
 
 from protofed.client.data.labels import LabelMap, by_number
@@ -42,6 +43,14 @@ def test_a_map_is_the_right_way_round_and_numbers_are_classes() -> None:
         mapped(("a", "b"), label_map={"0": "b"})
     with pytest.raises(DataError, match=r"data\.label_map.*class_names"):
         mapped(label_map={"0": "b"})
+
+
+def test_with_noise_the_images_of_unknown_labels_are_left_out_and_counted() -> None:
+    data = Data.model_validate({"source": "npz", "label_map": {"0": "b"}, "ignore_labels": ["2"]})
+    with capture_logs() as logs:
+        rows, classes = by_number(NUMBERS, CLASSES, data, ("a", "b"), 2, noisy=True)
+    assert (rows.tolist(), classes.tolist()) == ([0], [1])
+    assert [line["count"] for line in logs] == [2]
 
 
 def npz(path: Path, groups: dict[str, list[str]], counts: tuple[int, int] = (6, 4), **more: Any) -> Data:

@@ -298,7 +298,9 @@ def check_labels(examples: Examples, task: ClientTask, classes: int) -> None:
     labels = examples.labels
     if task.valid(labels, classes).all():
         return
-    if labels.ndim == 1:
+    if labels.isnan().any():
+        found = f"labels that are no numbers (NaN): {int(labels.isnan().sum())}"
+    elif labels.ndim == 1:
         found = f"labels are {labels.min():g} to {labels.max():g}"
     else:
         found = f"labels are {labels.dtype} of shape {list(labels.shape)}"

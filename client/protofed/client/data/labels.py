@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from protofed.client.data.file_entry import normalise, parse_split
@@ -19,6 +20,8 @@ from protofed.common.errors import DataError, short
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+log = structlog.get_logger()
 
 MAX_NAMED = 50  # labels in one error: a wrong column may have as many as rows
 _DECIMAL = re.compile(r"[0-9]{1,6}")
@@ -129,8 +132,12 @@ def by_number(
     names = [str(number) for number in present]
     own_names = _map_of_numbers(names, data, class_names, classes)
     read = [task.read(OwnLabel(name, (name,)), own_names) for name in names]
+    unmapped = [one.label if isinstance(one, LeftOut) and not one.ignored else None for one in read]
     if not noisy:
-        own_names.check(one.label for one in read if isinstance(one, LeftOut) and not one.ignored)
+        own_names.check(filter(None, unmapped))
+    elif any(unmapped):
+        count = int(np.array(unmapped, bool)[inverse].sum())
+        log.warning("images whose labels the run does not know are left out", count=count)
     usable = np.array([not isinstance(one, LeftOut) for one in read], bool)
     targets = np.array([one for one in read if not isinstance(one, LeftOut)])
     rows = np.flatnonzero(usable[inverse])

@@ -161,7 +161,7 @@ def _export_with_progress(request: ExportRequest) -> Exported:
 def _show_exported(exported: Exported, as_json: bool, *, dry_run: bool) -> None:
     from protofed.common.config.tasks import output_noun
     from protofed.common.protocol.scores import JUDGED_BY
-    from protofed.deploy.export.model_card import figure
+    from protofed.deploy.run_view import score_text
 
     facts = exported.facts
     if as_json:
@@ -193,7 +193,7 @@ def _show_exported(exported: Exported, as_json: bool, *, dry_run: bool) -> None:
         lines.insert(0, "dry run: nothing was written")
     shown = {name.rpartition(".")[2] for name in JUDGED_BY}
     scores = {name: value for name, value in facts.scores.values.items() if name.rpartition(".")[2] in shown}
-    lines += [f"  {name}: {figure(value)}" for name, value in scores.items()] or [f"  no scores: {facts.scores.of}"]
+    lines += [f"  {name}: {score_text(value)}" for name, value in scores.items()] or [f"  no scores: {facts.scores.of}"]
     say("\n".join(lines))
 
 

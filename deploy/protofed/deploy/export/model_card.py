@@ -17,7 +17,7 @@ from protofed.common.protocol.messages import QUALIFIED, score_family
 from protofed.common.protocol.scores import MAJORITY, lower_is_better, name_ends
 from protofed.deploy.export.images import MODES
 from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelFacts
-from protofed.deploy.run_view import ABOUT_INTERVALS, MAX_SITES, RunView
+from protofed.deploy.run_view import ABOUT_INTERVALS, MAX_SITES, RunView, score_text
 from protofed.deploy.tables import markdown_rows, printable
 from protofed.server.method import server_methods
 
@@ -200,11 +200,6 @@ def _date(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def figure(value: float) -> str:
-    """A score with four decimals, or three digits where decimals would hide it: an error in a small range."""
-    return f"{value:.3g}" if 0 < abs(value) < 0.001 else f"{value:.4f}"
-
-
 def choice(run: RunView, number: int, chosen: Choice) -> str:
     """Why it is the model of this round, with the score that judges the run's rounds beside that of the newest one."""
     best = run.best
@@ -214,15 +209,15 @@ def choice(run: RunView, number: int, chosen: Choice) -> str:
         reason = how.get(chosen, "It is the best round")
         untrained = "" if number else " Round 0 is before the run's first training."
         return f"{reason}; no score judges the run's rounds.{untrained}"
-    newest, its_value = max(values), figure(best.value)
-    last = f"the newest scored round, {newest}, has {figure(values[newest])}"
+    newest, its_value = max(values), score_text(best.value)
+    last = f"the newest scored round, {newest}, has {score_text(values[newest])}"
     last = last if newest != best.round else "it is the newest"
     if chosen == "best":
         return (
             f"It was chosen as the best round by {best.score}: {its_value}; {last}. Chosen by this score, it is "
             "optimistic in it: score it on images that had no part in the choice."
         )
-    here = figure(values[number]) if number in values else "not taken"
+    here = score_text(values[number]) if number in values else "not taken"
     lower = lower_is_better(best.score)
     if number in values and (values[number] <= best.value if lower else values[number] >= best.value):
         return f"{how[chosen]}: {best.score} {here}, and no scored round has {'less' if lower else 'more'}."
@@ -270,7 +265,7 @@ def _scores(facts: ModelFacts) -> str:
         return f"None are at hand: {facts.scores.of}."
     # Balanced accuracy first: where one class is common, accuracy looks good of a model that has learnt nothing.
     order = sorted(values, key=lambda name: (not name.endswith(BALANCED), name))
-    rows = [[name, f"{figure(values[name])}{_interval(facts, name)}"] for name in order if name not in BASELINES]
+    rows = [[name, f"{score_text(values[name])}{_interval(facts, name)}"] for name in order if name not in BASELINES]
     rows += [[label, f"{values[name]:.4f}"] for name, label in BASELINES.items() if name in values]
     # What classes the sites' own test sets have, a card of the global model does not know.
     known = [name for name in order if name.endswith(BALANCED) and not name.startswith("global.local.")]
@@ -283,7 +278,7 @@ def _interval(facts: ModelFacts, name: str) -> str:
     """With a blank before it; empty: nobody took one."""
     ends = [facts.scores.values.get(f"{name}{QUALIFIED}{end}") for end in name_ends()]
     low, high = ends
-    return "" if low is None or high is None else f" ({figure(low)} to {figure(high)})"
+    return "" if low is None or high is None else f" ({score_text(low)} to {score_text(high)})"
 
 
 def _chance(facts: ModelFacts, balanced: str) -> float:

@@ -29,6 +29,7 @@ from protofed.deploy.run_view import (
     aggregated_sentence,
     best_sentence,
     kept_sentence,
+    score_text,
     warning_lines,
 )
 from protofed.deploy.tables import SCREEN, STYLES, Column, span, styled, terminal
@@ -130,7 +131,7 @@ def _scores(snapshot: RunSnapshot, most: int, width: int) -> RenderableType:
 
 
 def _number(value: float | None) -> str:
-    return NOT_IN_A_SUM if value is None else f"{value:.4f}"
+    return NOT_IN_A_SUM if value is None else score_text(value)
 
 
 SCORES: Sequence[Column[ScoreSnapshot]] = (
@@ -144,7 +145,7 @@ SCORES: Sequence[Column[ScoreSnapshot]] = (
 
 
 def _change(by: float | None, score: ScoreSnapshot) -> Text:
-    """A change, green if for the better; dim if it would round to zero in four decimals."""
+    """A change, green if for the better; dim if it would round to zero in four score_text."""
     if by is None:
         return Text("")
     better = (by < 0) if score.lower_is_better else (by > 0)

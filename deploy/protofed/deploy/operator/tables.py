@@ -27,6 +27,7 @@ from protofed.deploy.run_view import (
     aggregated_sentence,
     best_sentence,
     kept_sentence,
+    score_text,
     warning_lines,
 )
 from protofed.deploy.tables import STATUS, Column, span, styled, terminal
@@ -136,7 +137,7 @@ def _reasons(task: pb.SiteTask) -> str:
 
 
 def _number(score: pb.Score, value: float) -> str:
-    return NOT_IN_A_SUM if score.aggregated else f"{value:.4f}"
+    return NOT_IN_A_SUM if score.aggregated else score_text(value)
 
 
 def _came_out(reply: pb.VerifyRoundResponse) -> str:
@@ -197,7 +198,7 @@ TASKS: Sequence[Column[tuple[pb.RoundInfo, pb.SiteTask]]] = (
 )
 SCORES: Sequence[Column[pb.Score]] = (
     Column("score", lambda score: score.name),
-    Column("mean", lambda score: f"{score.mean:.4f}"),
+    Column("mean", lambda score: score_text(score.mean)),
     Column("std", lambda score: _number(score, score.std)),
     Column("worst", lambda score: _number(score, score.worst)),
     Column("sites", lambda score: str(score.sites)),

@@ -17,7 +17,7 @@ from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.screen import WatchScreen, no_answer, time_left
 from protofed.deploy.operator.snapshot import ENDED, PUBLISHED, Attempt, RunSnapshot, SiteSnapshot
 from protofed.deploy.operator.snapshot_builder import ServerReply, WatchHistory, snapshot
-from protofed.deploy.run_view import NOISE_KEEPS, best_sentence, kept_sentence, warning_lines
+from protofed.deploy.run_view import NOISE_KEEPS, best_sentence, kept_sentence, score_text, warning_lines
 from protofed.deploy.tables import span
 
 EVERY_S = 1.0  # between two polls
@@ -292,6 +292,6 @@ def _unwell(site: SiteSnapshot) -> bool:
 
 def _scores(snapshot: RunSnapshot) -> str:
     return ", ".join(
-        f"{score.name} {score.mean:.4f}" + ("" if score.mean_change is None else f" ({score.mean_change:+.4f})")
+        f"{score.name} {score_text(score.mean)}" + ("" if score.mean_change is None else f" ({score.mean_change:+.4f})")
         for score in snapshot.scores[:SHOWN_SCORES]
     )

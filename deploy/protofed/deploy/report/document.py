@@ -16,6 +16,7 @@ from matplotlib.figure import Figure as Drawing
 
 from protofed.common.protocol.scores import is_share
 from protofed.deploy.plots import STYLE, rendered
+from protofed.deploy.run_view import score_text
 from protofed.deploy.tables import Cell, Table
 
 LABELS = {  # without the model's test set: a record does not have whether two sites were given the same images
@@ -65,7 +66,7 @@ def percent(share: float) -> str:
 
 def formatted(name: str, value: float) -> str:
     """A score's value: shares in percent, without the sign; calibration errors, losses and areas as they are."""
-    return f"{100 * value:.1f}" if in_percent(name) else f"{value:.3f}"
+    return f"{100 * value:.1f}" if in_percent(name) else score_text(value, 3)
 
 
 def in_percent(name: str) -> bool:

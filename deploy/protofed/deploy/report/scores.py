@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -23,7 +24,7 @@ from protofed.deploy.plots import (
     reliability,
 )
 from protofed.deploy.report.document import Figure, Section, formatted, in_percent, label, percent, thinned
-from protofed.deploy.run_view import GROUPS, RunView, from_sum
+from protofed.deploy.run_view import GROUPS, RunView, from_sum, score_text
 from protofed.deploy.tables import Cell, Row, Table
 
 WHOSE = {"global": "Global model", "personal": "Own models"}
@@ -204,7 +205,7 @@ def calibration(record: RunView) -> Section:
         return Section("calibration", "Calibration", missing=[_not_scored(record, "probabilities", PROBABILITIES)])
     numbers = Table("The numbers behind", ["round", *(p.title for p in panels)], _means(panels, 4), 0, folded=True)
     description = "; ".join(
-        f"{p.title}: {np.mean(p.values[max(p.values)]):.3f} in round {max(p.values)}" for p in panels
+        f"{p.title}: {score_text(float(np.mean(p.values[max(p.values)])), 3)} in round {max(p.values)}" for p in panels
     )
     figures = [Figure("Expected calibration error over the rounds", f"{description}.", over_rounds(panels), numbers)]
     bins = _bins(record)
@@ -242,7 +243,7 @@ def _reliability(record: RunView, bins: Mapping[int, tuple[float, float, float]]
 
 def _first_and_last(panel: Panel) -> str:
     rounds = min(panel.values), max(panel.values)
-    form = percent if panel.unit == "%" else "{:.3f}".format
+    form = percent if panel.unit == "%" else partial(score_text, digits=3)
     first, last = (f"{form(float(np.mean(panel.values[number])))} in round {number}" for number in rounds)
     return f"{panel.title}: {first}, {last}"
 
@@ -253,7 +254,9 @@ def _means(panels: list[Panel], digits: int = 3) -> list[list[str]]:
         cells = []
         for panel in panels:
             mean = float(np.mean(panel.values[number])) if number in panel.values else None
-            cells.append("–" if mean is None else f"{100 * mean:.1f}" if panel.unit == "%" else f"{mean:.{digits}f}")
+            cells.append(
+                "–" if mean is None else f"{100 * mean:.1f}" if panel.unit == "%" else score_text(mean, digits)
+            )
         rows.append([str(number), *cells])
     return rows
 

@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from protofed.client.state.own_scores import OwnRoundScores
 from protofed.common.protocol.messages import score_family
 from protofed.deploy.audit.reader import UNLISTED, HandedIn, rounds_text
+from protofed.deploy.run_view import score_text
 from protofed.deploy.tables import BOXED, Column, terminal
 
 _MODELS = {
@@ -136,4 +137,4 @@ class ScoresView:
 
 
 def _score(name: str, scored: OwnRoundScores) -> str:
-    return f"{scored.scores[name]:.4f}" if name in scored.scores else "–"
+    return score_text(scored.scores[name]) if name in scored.scores else "–"

@@ -231,6 +231,8 @@ def test_a_loss_or_norms_that_grow_far_beyond_their_start_diverge() -> None:
     assert losing(0.1, 0.2, 0.9, 1.0) == []  # larger than at its start, and still less than a guess
     assert losing(9.0, 12.0, 12.0, 12.0) == []  # a loss of large numbers from the start
     assert losing(1.2, 9.0) == []
+    assert losing(0.01, 0.02, 0.1, 0.2, classes=1) == []  # of one output, the floor is that of two classes
+    assert losing(0.1, 0.2, 9.0, 12.0, classes=1) == [WarningCode.DIVERGING]
 
     def judged(*norms: float) -> list[WarningCode]:
         trained = [TrainedRound(n, Digest(f"{n}"), norms=[norm] * 3) for n, norm in enumerate(norms, 1)]

@@ -7,6 +7,7 @@ hollow one stayed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +20,7 @@ from protofed.common.protocol.scores import LOSS, lower_is_better
 from protofed.deploy.pages.pictures import Sketch
 from protofed.deploy.plots import COLOURS, grid, panels
 from protofed.deploy.report.document import thinned
+from protofed.deploy.run_view import score_text
 from protofed.deploy.site.own_scores import ScoresView
 from protofed.deploy.tables import Row, Table
 
@@ -254,8 +256,8 @@ def _listed(sizes: Mapping[str, int]) -> str:
 
 def _first_and_last(table: ScoresView, name: str) -> str:
     rounds = [scored for scored in table.rounds if name in scored.scores]
-    form = "{:.3f}" if lower_is_better(name) else "{:.1%}"
-    ends = [f"{form.format(scored.scores[name])} in round {scored.round}" for scored in (rounds[0], rounds[-1])]
+    form = partial(score_text, digits=3) if lower_is_better(name) else "{:.1%}".format
+    ends = [f"{form(scored.scores[name])} in round {scored.round}" for scored in (rounds[0], rounds[-1])]
     sent = sum(name in table.sent.names.get(scored.round, ()) for scored in rounds)
     aggregated = sum(name in table.sent.aggregated.get(scored.round, ()) for scored in rounds)
     words = [f"{_of(sent, len(rounds))} sent"] if sent else []

@@ -341,7 +341,9 @@ def _losses_grow(history: RunHistory) -> ModelWarning | None:
         return None
     first, number = losses[0][1], losses[-1][0]
     newest = min(loss for _, loss in losses[-2:])
-    if not newest > max(LOSS_GROWTH * first, 2 * math.log(history.classes)):  # twice the loss of a uniform guess
+    if not newest > max(
+        LOSS_GROWTH * first, 2 * math.log(max(2, history.classes))
+    ):  # twice a uniform guess's loss, or more
         return None
     text = (
         f"Training seems to diverge: the sites' median loss is {newest:.3g} in round {number}, it began with "
