@@ -229,7 +229,7 @@ def predict(request: PredictRequest) -> Predicted:
             if paths:
                 for path, values in zip(paths, _checked(answer(pixels), len(names)), strict=True):
                     best = _of_best(values, names) if of_classes else []
-                    # Seven digits are all of a float32; six score_text are few of a number in a small range.
+                    # Seven digits are all of a float32; six decimals are few of a number in a small range.
                     numbers = (f"{value:.6f}" if of_classes else f"{value:.7g}" for value in values.tolist())
                     table.row([path, *best, *numbers])
             result.image_count += len(paths)

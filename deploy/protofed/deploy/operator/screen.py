@@ -145,7 +145,7 @@ SCORES: Sequence[Column[ScoreSnapshot]] = (
 
 
 def _change(by: float | None, score: ScoreSnapshot) -> Text:
-    """A change, green if for the better; dim if it would round to zero in four score_text."""
+    """A change, green if for the better; dim if it would round to zero in four decimals."""
     if by is None:
         return Text("")
     better = (by < 0) if score.lower_is_better else (by > 0)
