@@ -14,15 +14,20 @@ import yaml
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARDS, PROMETHEUS = DEPLOY / "grafana" / "dashboards", DEPLOY / "prometheus"
 NAMES = ("rounds", "sites", "learning", "transport")
-NO_DATA_HERE = {  # queries without data where sites have no GPU, send no scores that are refused, and sum nothing
+# Queries without data where sites have no GPU, send no scores that are refused, sum nothing, add no noise, and learn
+# classes.
+NO_DATA_HERE = {
     ("rounds", "Steps of secure aggregation", "A"),
     ("rounds", "Sites in the newest secure aggregation", "A"),
     ("rounds", "Sites in the newest secure aggregation", "B"),
-    ("rounds", "Secure aggregation that came to nothing, in 10 minutes", "A"),
+    ("rounds", "Secure aggregations that came to nothing, in 10 minutes", "A"),
     ("rounds", "How long steps of secure aggregation take", "A"),
     ("sites", "Steps of secure aggregation that sites refused, in 10 minutes", "A"),
+    ("sites", "Epsilon spent, over all runs", "A"),
+    ("sites", "Share of the privacy budget that is spent", "A"),
     ("sites", "GPU memory", "A"),
     ("sites", "Sites now", "F"),
+    ("learning", "Global model of a number", "A"),
     ("learning", "Updates that were not used, in 30 minutes", "C"),
 }
 
