@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from protofed.client.task import CONSTANT, LeftOut, OwnLabel, OwnNames, Predictions
+from protofed.client.task import CONSTANT, NO_COLUMN, NO_NUMBER, LeftOut, OwnLabel, OwnNames, Predictions
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.tasks import Regression
 from protofed.common.errors import DataError, short
@@ -36,7 +36,7 @@ class RegressionTask:
     def read(self, own: OwnLabel, names: OwnNames) -> float | LeftOut:
         """The number that the label is."""
         if own.columns:
-            return LeftOut("several label columns")
+            return LeftOut(NO_COLUMN)
         text = own.cells[0] if own.cells else own.text
         try:
             number = float(text)
@@ -45,7 +45,7 @@ class RegressionTask:
         if self._low <= number <= self._high:
             return number
         ignored = text in names.ignored
-        return LeftOut(text if ignored else f"{short(text)} (no number from {self._low:g} to {self._high:g})", ignored)
+        return LeftOut(text if ignored else f"{short(text)} ({NO_NUMBER} {self._low:g} to {self._high:g})", ignored)
 
     def from_array(self, labels: NDArray[Any], classes: int) -> Tensor:
         """A number for each example."""
