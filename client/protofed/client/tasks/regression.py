@@ -22,7 +22,7 @@ from protofed.common.config.tasks import Regression
 from protofed.common.errors import DataError, short
 
 STRATA = 10  # equal parts of the range
-MIN_SET = 20  # examples of a stratum: `hold_out` tests on 5 or more of each, and on none of one below 10
+MIN_SET = 20  # examples of a stratum: `hold_out` tests on 5 or more of each stratum, and not on one below 10
 NEAR = 0.01  # of the range: predictions that are nearer than this are much the same
 AGREEMENT = 1.96  # standard deviations from the bias to a limit of agreement (Bland and Altman, Lancet 1986)
 
@@ -75,7 +75,7 @@ class RegressionTask:
             size += count
             if size >= MIN_SET:
                 number, size = number + 1, 0
-        return torch.tensor(strata).clamp(max=max(number - 1, 0))[parts]  # too few at the end: the last but one's
+        return torch.tensor(strata).clamp(max=max(number - 1, 0))[parts]  # too few at the end join the stratum before
 
     def counts(self, targets: Tensor, classes: int) -> Tensor:
         """All examples."""
