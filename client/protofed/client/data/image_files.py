@@ -232,7 +232,7 @@ def _records(file: Path, data: Data, *, labelled: bool) -> list[tuple[int, Mappi
         needed[data.group_column] = "; name yours in data.group_column"
     if labelled:
         names |= {f"{_SUBGROUP}{name}": name for name in data.subgroup_columns}
-        needed |= dict.fromkeys(data.subgroup_columns, "; data.subgroup_columns names others")
+        needed |= dict.fromkeys(data.subgroup_columns, "; name yours in data.subgroup_columns")
     if data.tile_size is not None:
         names |= {axis: axis for axis in _CORNER}
         needed |= dict.fromkeys(_CORNER, ", for tiles")
