@@ -26,7 +26,14 @@ if TYPE_CHECKING:  # images are read without PyTorch, too
     from torch import Tensor
 
 CONSTANT = 0.05  # share of all examples that a nearly constant model may say something else of, and one more
-NO_RULE = "the recipe has no task."  # in a label that a recipe's [task] must say how to take, before the option
+NO_RULE = "the recipe has no task."  # of a label that an option of the recipe's [task] decides; the option follows
+NO_NUMBER, NO_CELL, NO_COLUMN = "no number from", "expected 1, 0, -1 or nothing", "several label columns"
+ADVICE = {  # by what stands in a label that has no target
+    NO_RULE: "The recipe's task.uncertain and task.blank must say what -1 and blanks count as: ask the coordinator",
+    NO_NUMBER: "Correct the numbers, or name them in data.ignore_labels",
+    NO_CELL: "Correct the cells",
+    NO_COLUMN: "Name one column in data.label_column",
+}
 Target: TypeAlias = int | float | tuple[float, ...]  # of one example: a row of the targets
 
 

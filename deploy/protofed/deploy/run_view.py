@@ -22,8 +22,8 @@ NOISE_KEEPS = "no PM(V), and no other score or loss of sites' own: they have no 
 NOT_IN_A_SUM = "–"  # a secure aggregation tells neither a deviation nor the worst
 MAX_SITES = 3  # sites' own models that are named: a run may have hundreds
 ABOUT_INTERVALS = (
-    "In brackets: the 95 % bootstrap interval, over the patients of the test set, or its images where it has no "
-    "patients. It does not say how much another training would differ."
+    "In brackets: the 95 % bootstrap interval over the test set's patients, or over its images if it has no patients. "
+    "It does not say how much another training would differ."
 )
 
 

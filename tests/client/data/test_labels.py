@@ -32,7 +32,7 @@ def test_a_map_is_the_right_way_round_and_numbers_are_classes() -> None:
     run = ("mel", "nv")
     with pytest.raises(DataError, match=r'wrong way round: .*write "Melanoma" = "mel"$'):
         LabelMap.of(Data.model_validate({"source": "folder", "label_map": {"mel": "Melanoma", "nv": "Naevus"}}), run)
-    with pytest.raises(DataError, match=r"no class of the run: 'Melanoma'"):
+    with pytest.raises(DataError, match=r"the run does not have: 'Melanoma'"):
         LabelMap.of(Data.model_validate({"source": "folder", "label_map": {"M": "Melanoma", "nv": "Naevus"}}), run)
     assert mapped() == mapped(("a", "b", "c")) == ([0, 1, 2, 3], [0, 1, 2, 1])
     assert mapped(ignore_labels=["1"]) == mapped(("a", "b", "c"), ignore_labels=["1"]) == ([0, 2], [0, 2])

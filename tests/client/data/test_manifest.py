@@ -51,7 +51,7 @@ def test_columns_of_split_and_group_may_be_left_empty_and_splits_have_their_usua
     ("text", "said"),
     [
         ("", r"row 1: expected one column 'path'"),
-        ("path,class\na,b\n", r"row 1: expected one column 'label' in the heading; data\.label_column names another"),
+        ("path,class\na,b\n", r"row 1: expected one column 'label' in the heading; name yours in data\.label_column"),
         ("path,label,Label\na,b,c\n", "expected one column 'label'"),
         ("path,label\nDoe.png\n", "row 2 has 1 cells; expected 2"),
         ("path,label\na.png,nv\n,nv\n", "row 3 has no path"),
@@ -153,7 +153,7 @@ def test_a_name_that_several_files_have_is_refused_by_its_row(tmp_path: Path) ->
 def test_names_of_a_table_are_found_in_any_composition_and_no_site_without_its_column(tmp_path: Path) -> None:
     file = save(tmp_path / unicodedata.normalize("NFD", "Läsion") / unicodedata.normalize("NFD", "é.png"))
     assert [item.path for item in table(tmp_path, "path,label\nLäsion/é.png,nv\n").items] == [file]
-    with pytest.raises(DataError, match=r"one column 'site' in the heading; data\.site_column names another"):
+    with pytest.raises(DataError, match=r"one column 'site' in the heading; name yours in data\.site_column"):
         table(tmp_path, "path,label\na,nv\n", partition={"kind": "column"})
     assert table(tmp_path, "path,label,site\na,nv,\n").items[0].site is None, "the column is read with the partition"
 

@@ -72,8 +72,8 @@ def test_a_name_may_stand_for_several_findings_or_for_none() -> None:
         (("", "1"), {"blank": "zeros"}, (0.0, UNKNOWN, 1.0)),
         (("-1", "0"), {}, LeftOut("-1 in column Edema (the recipe has no task.uncertain)")),
         (("", "0"), {"uncertain": "ones"}, LeftOut("blank in column Edema (the recipe has no task.blank)")),
-        (("2", "0"), {}, LeftOut("2 in column Edema")),
-        (("yes", "0"), {}, LeftOut("yes in column Edema")),
+        (("2", "0"), {}, LeftOut("2 in column Edema (expected 1, 0, -1 or nothing)")),
+        (("yes", "0"), {}, LeftOut("yes in column Edema (expected 1, 0, -1 or nothing)")),
     ],
 )
 def test_columns_of_findings_follow_the_rules_that_the_run_has_chosen(

@@ -253,7 +253,7 @@ def test_every_file_tells_the_same(simulated: Simulated, wanted: Wants, tmp_path
     with safe_open(tmp_path / "m" / model_folder.WEIGHTS, framework="np") as file:
         metadata = file.metadata()
     assert json.loads(metadata["origin"]) == origin.model_dump(mode="json")
-    assert metadata["format_version"] == "1"
+    assert metadata["format_version"] == "2"
     assert (origin.run, origin.round, origin.recipe) == (done.run, ROUNDS, done.recipe.fingerprint())
     card = (tmp_path / "m" / model_folder.CARD).read_text(encoding="utf-8")
     for fact in (origin.state, origin.weights, origin.recipe, origin.at, "not a medical device", "FedNH (Dai et al."):

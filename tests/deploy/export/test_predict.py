@@ -281,7 +281,7 @@ def edit(model: Path, change: Callable[[dict[str, Any]], object]) -> None:
     ("change", "phrase"),
     [
         (lambda c: c.update(format="other"), "not a protofed model"),
-        (lambda c: c.update(format_version=2), "format_version 2; this protofed reads 1"),
+        (lambda c: c.update(format_version=1), "format_version 1; this protofed reads 2"),
         (lambda c: c.update(surprise=1), "unknown key 'surprise'"),
         (lambda c: c["model"].update(head="other"), "head"),
         (lambda c: c["model"].update(classes=["a", "b"]), "differ in 'model'"),

@@ -48,7 +48,7 @@ SCORES = {"multi-label": ("auroc", auroc), "regression": ("mae", mae), "own": ("
 WORDS: dict[str, tuple[list[str], list[str]]] = {
     "multi-label": (
         [
-            "A model of findings in images (mlp, 3 findings)",
+            "A model that predicts findings in images (mlp, 3 findings)",
             "the probability of each finding; an image may have several findings, or none.",
             "## Findings",
             "It knows no other findings",
@@ -58,10 +58,10 @@ WORDS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "regression": (
         [
-            "A model of a number for each image (mlp), trained",
+            "A model that predicts a number for each image (mlp), trained",
             "one number an image, from 0 to 9.",
-            "## Outputs",
-            "It always answers with a number of its range",
+            "## Numbers",
+            "It always answers with a number in its range",
             "| global.mae |",
         ],
         ["class", "softmax", "robabilit", "argmax"],

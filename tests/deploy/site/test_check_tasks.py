@@ -122,7 +122,7 @@ def test_a_finding_that_the_settings_forget_is_named(checked: Checked) -> None:
     code, found, text = checked(NIH.replace(', "Hernia"', ""), '{ name = "multi-label" }')
     assert code == 65
     assert set(found["unmapped"]) == {"Hernia"}
-    assert "labels that the run cannot use: 'Hernia'. Say in data.label_map what each is" in text
+    assert "labels that the run cannot use: 'Hernia'. Say in data.label_map what each name is" in text
 
 
 @pytest.mark.usefixtures("chexpert")
@@ -177,6 +177,12 @@ def test_numbers_are_shown_by_their_ends_and_middle(checked: Checked) -> None:
     code, _, text = checked(ages, '{ name = "regression", range = [0, 40] }', ["age"])
     assert code == 65
     assert "labels that the run cannot use: '41 (no number from 0 to 40)', '42 (no number from 0 to 40)'" in text
+    assert "Correct the numbers, or name them in data.ignore_labels" in text
+    assert "Say in data.label_map" not in text
+    code, _, _ = checked(
+        f'{ages}\nignore_labels = ["41", "42", "43"]', '{ name = "regression", range = [0, 40] }', ["age"]
+    )
+    assert code == 0
 
 
 @pytest.mark.usefixtures("nih")

@@ -221,24 +221,24 @@ def _records(file: Path, data: Data, *, labelled: bool) -> list[tuple[int, Mappi
     columns = [_folded(name) for name in heading]
     labels = _label_headings(data) if labelled else ()
     names = {"path": data.path_column} if data.dicomweb is None else {name: name for name in _UIDS}
-    another = "; data.path_column names another" * (labelled and data.dicomweb is None)
+    another = "; name yours in data.path_column" * (labelled and data.dicomweb is None)
     needed = {names[name]: another for name in _places(data)}
-    needed |= dict.fromkeys(labels, "; data.label_column names another")
+    needed |= dict.fromkeys(labels, "; name yours in data.label_column")
     if labelled:
         names["split"] = "split"
     if labelled and data.group_pattern is None:
         names["group"] = data.group_column or "group"
     if data.group_column is not None:
-        needed[data.group_column] = "; data.group_column names another"
+        needed[data.group_column] = "; name yours in data.group_column"
     if labelled:
         names |= {f"{_SUBGROUP}{name}": name for name in data.subgroup_columns}
-        needed |= dict.fromkeys(data.subgroup_columns, "; data.subgroup_columns names others")
+        needed |= dict.fromkeys(data.subgroup_columns, "; name yours in data.subgroup_columns")
     if data.tile_size is not None:
         names |= {axis: axis for axis in _CORNER}
         needed |= dict.fromkeys(_CORNER, ", for tiles")
     if isinstance(data.partition, ColumnPartition):
         names["site"] = data.site_column
-        needed[data.site_column] = "; data.site_column names another"
+        needed[data.site_column] = "; name yours in data.site_column"
     _check_heading(columns, needed, names.values(), f"{file}, row {first}")
     records = list[tuple[int, Mapping[str, str]]]()
     for row, cells in rows:
@@ -434,8 +434,8 @@ def scan(
     """
     if not class_names or len(class_names) != classes:
         raise DataError(
-            f"the recipe has no `class_names`, which source {data.source} needs: name each class or finding; for a "
-            'number name the number, as ["age"]'
+            f"the recipe has no `class_names`, which source {data.source} needs: name each class or finding, or "
+            'the number, as ["age"]'
         )
     if task is None:
         from protofed.client.tasks.classification import CLASSES  # with PyTorch, without which images can be listed

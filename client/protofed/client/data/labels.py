@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from protofed.client.data.file_entry import normalise, parse_split
 from protofed.client.data.partition import Indices
-from protofed.client.task import NO_RULE, ClientTask, LeftOut, OwnLabel
+from protofed.client.task import ADVICE, ClientTask, LeftOut, OwnLabel
 from protofed.common.config.data import Data
 from protofed.common.errors import DataError, short
 
@@ -56,7 +56,7 @@ class LabelMap:
         """The map of the settings' `label_map` and `ignore_labels`, for a run with these classes.
 
         Raises:
-            LabelsError: `label_map` leads to a name that is no class of the run.
+            LabelsError: `label_map` leads to a name that the run does not have.
         """
         indices = {normalise(name): index for index, name in enumerate(class_names)}
         mapped = {normalise(own): _names(normalise(name), indices) for own, name in data.label_map.items()}
@@ -68,7 +68,7 @@ class LabelMap:
                     f'"{short(name)}" = "{short(own)}"'
                 )
             raise LabelsError(
-                f"data.label_map leads to names that are no class of the run: {_listed(wrong, class_names)}; "
+                f"data.label_map leads to names that the run does not have: {_listed(wrong, class_names)}; "
                 f"expected one of: {', '.join(map(short, class_names[:MAX_NAMED]))}"
             )
         ignored = frozenset(map(normalise, data.ignore_labels))
@@ -89,11 +89,10 @@ class LabelMap:
 
 def advice(labels: Iterable[str]) -> str:
     """What to do about labels that have no target, without a full stop."""
-    unruled = {label for label in labels if NO_RULE in label}
-    rules = "The recipe's task.uncertain and task.blank must say what -1 and blanks count as: ask the coordinator"
-    say = [rules] if unruled else []
-    if unruled != set(labels):
-        say.append('Say in data.label_map what each is ("own" = "the run\'s"), or name it in data.ignore_labels')
+    marks = {next((mark for mark in ADVICE if mark in label), None) for label in labels}
+    say = [ADVICE[mark] for mark in ADVICE if mark in marks]
+    if None in marks:
+        say.append('Say in data.label_map what each name is ("own" = "the run\'s"), or name it in data.ignore_labels')
     return ". ".join(say)
 
 

@@ -256,8 +256,8 @@ def _check_groups(source: Source, sites: list[Indices], how: kinds.Partition) ->
     """
     if not isinstance(how, kinds.Whole | kinds.ColumnPartition):
         raise DataError(
-            f"partition '{how.kind}' would divide groups among sites; expected 'whole', or 'column' with each group at "
-            "one site, or a source without groups"
+            f"partition '{how.kind}' would divide groups, such as a patient's images, among sites. Take 'whole', or "
+            "'column' with each group at one site, or data without groups"
         )
     if source.group_column is not None and source.units is None:
         check_apart(source.group_column, sites, "the sites")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from protofed.client.task import CONSTANT, NO_RULE, LeftOut, OwnLabel, OwnNames, Predictions
+from protofed.client.task import CONSTANT, NO_CELL, NO_RULE, LeftOut, OwnLabel, OwnNames, Predictions
 from protofed.client.tasks.findings import BELOW_ONE, SCORED, reliability_bins, score_finding
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.tasks import MultiLabel, UnknownRule
@@ -180,4 +180,4 @@ def _unclear(heading: str, cell: str) -> str:
         return f"blank in column {heading} ({NO_RULE}blank)"
     if cell.startswith("-1"):
         return f"-1 in column {heading} ({NO_RULE}uncertain)"
-    return f"{short(cell)} in column {heading}"
+    return f"{short(cell)} in column {heading} ({NO_CELL})"

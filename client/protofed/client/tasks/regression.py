@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from protofed.client.task import CONSTANT, LeftOut, OwnLabel, OwnNames, Predictions
+from protofed.client.task import CONSTANT, NO_COLUMN, NO_NUMBER, LeftOut, OwnLabel, OwnNames, Predictions
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.tasks import Regression
 from protofed.common.errors import DataError, short
 
 STRATA = 10  # equal parts of the range
-MIN_SET = 20  # examples of a stratum: `hold_out` tests on 5 or more of each, and on none of one below 10
+MIN_SET = 20  # examples of a stratum: `hold_out` tests on 5 or more of each stratum, and not on one below 10
 NEAR = 0.01  # of the range: predictions that are nearer than this are much the same
 AGREEMENT = 1.96  # standard deviations from the bias to a limit of agreement (Bland and Altman, Lancet 1986)
 
@@ -36,7 +36,7 @@ class RegressionTask:
     def read(self, own: OwnLabel, names: OwnNames) -> float | LeftOut:
         """The number that the label is."""
         if own.columns:
-            return LeftOut("several label columns")
+            return LeftOut(NO_COLUMN)
         text = own.cells[0] if own.cells else own.text
         try:
             number = float(text)
@@ -45,7 +45,7 @@ class RegressionTask:
         if self._low <= number <= self._high:
             return number
         ignored = text in names.ignored
-        return LeftOut(text if ignored else f"{short(text)} (no number from {self._low:g} to {self._high:g})", ignored)
+        return LeftOut(text if ignored else f"{short(text)} ({NO_NUMBER} {self._low:g} to {self._high:g})", ignored)
 
     def from_array(self, labels: NDArray[Any], classes: int) -> Tensor:
         """A number for each example."""
@@ -75,7 +75,7 @@ class RegressionTask:
             size += count
             if size >= MIN_SET:
                 number, size = number + 1, 0
-        return torch.tensor(strata).clamp(max=max(number - 1, 0))[parts]  # too few at the end: the last but one's
+        return torch.tensor(strata).clamp(max=max(number - 1, 0))[parts]  # too few at the end join the stratum before
 
     def counts(self, targets: Tensor, classes: int) -> Tensor:
         """All examples."""

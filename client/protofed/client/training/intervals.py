@@ -40,7 +40,7 @@ def qualified_scores(
     parts = dict(_parts(examples, units, recipe))
     if silent := [subgroup for subgroup in recipe.evaluation.subgroup_names if subgroup not in parts]:
         log.warning(
-            "some subgroups have no scores, for want of a column, a value or enough patients",
+            "some subgroups have no scores: no column, no image with their value, or too few patients",
             run=recipe.name,
             subgroups=silent,
             needed=f"a column in data.subgroup_columns, and {MIN_SUBGROUP} patients, or images without groups",

@@ -23,11 +23,11 @@ from protofed.common.protocol.scores import RELIABILITY, TaskScore
 CLASSIFICATION, MULTI_LABEL, REGRESSION = "classification", "multi-label", "regression"
 
 
-OUTPUT_NOUNS = {CLASSIFICATION: "class", MULTI_LABEL: "finding"}
+OUTPUT_NOUNS = {CLASSIFICATION: "class", MULTI_LABEL: "finding", REGRESSION: "number"}
 
 
 def output_noun(task: str) -> str:
-    """What people call the thing that a model for this task has an output for."""
+    """What a model has one output for, in a word."""
     return OUTPUT_NOUNS.get(task, "output")
 
 
@@ -47,7 +47,7 @@ class LearningTask(Protocol):
         """The scores that the task takes."""
 
     def predictions(self) -> str:
-        """What people read in place of a model's outputs, in words: for an exported model's card."""
+        """What `ClientTask.predict` gives, in words, for an exported model's card."""
 
 
 tasks: Registry[LearningTask] = Registry("task", protocols=(LearningTask,), plugin=PluginKind.TASK)
@@ -88,7 +88,8 @@ class Classification:
         return "the probabilities of the classes, which sum to 1"
 
 
-# Of a regression's range. Float32 has 7 digits: 1/1000 of a range of this share of its largest number is one step.
+# The narrowest range of a regression: a share of its largest number, and a width. Float32 has 7 digits: one step is a
+# thousandth of that share.
 MIN_RANGE_SHARE, MIN_RANGE_WIDTH = 1e-4, 1e-30
 
 

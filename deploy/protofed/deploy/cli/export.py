@@ -125,7 +125,7 @@ def predict(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Predict images with an exported model. Exit code 65 if some cannot be read; the others still have their rows.
+    """Predict labels of images with an exported model. Exit code 65 if some cannot be read; the others have rows.
 
     Example: `protofed predict model images --out predictions.csv`
     """

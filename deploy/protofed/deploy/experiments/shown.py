@@ -136,7 +136,10 @@ def caption(comparison: Comparison) -> str:
     """What the numbers are."""
     if not comparison.columns:
         return "No run has finished: there is nothing to compare yet."
-    meanings = "; ".join(f"{column.header}: {column.meaning}" for column in comparison.columns)
+    headers: dict[str, list[str]] = {}
+    for column in comparison.columns:
+        headers.setdefault(column.meaning, []).append(column.header)
+    meanings = "; ".join(f"{', '.join(of_one)}: {meaning}" for meaning, of_one in headers.items())
     several = any(len(row.seeds) > 1 for row in comparison.rows)
     over = "Mean ± sample standard deviation (n - 1) over seeds. " if several else ""
     plain = [column for column in comparison.columns if not column.percent]

@@ -258,7 +258,7 @@ def named(metric: str, runs: Sequence[Summary]) -> TableColumn:
     lower = lower_is_better(name) or take == "std"
     return TableColumn(
         metric,
-        f"{name}, {TAKES[take].meaning}",
+        TAKES[take].meaning if metric == name else f"{name}, {TAKES[take].meaning}",
         _take(take, name),
         percent=is_share(name),
         digits=1 if is_share(name) else 4,

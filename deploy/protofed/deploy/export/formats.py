@@ -20,12 +20,12 @@ from protofed.common.errors import ConfigError, ProtofedError
 from protofed.common.version import install_hint
 
 Answer: TypeAlias = Callable[[NDArray[np.float32]], Sequence[NDArray[np.float32]]]
-# Of pixels [N, ...] the outputs and the predictions, [N, C] each.
+# Pixels [N, ...] -> outputs and predictions, [N, C] each.
 PREDICTIONS = "predictions"
 PIXELS, OUTPUTS = "pixels", ("outputs", PREDICTIONS)
 BATCH_SIZES = (1, 3, 8)  # images per batch; one, and sizes other than the 2 with which ONNX is traced
-# Of the largest value, and at least of 1. Float32 sums in another order differ by less than 1e-5. Outputs are compared,
-# too, since predictions of a regression may have a small range.
+# A share of the largest value, or of 1 if that is larger. Float32 sums in another order differ by less than 1e-5.
+# Outputs are compared, too: predictions of a regression may have a small range.
 TOLERANCE = 1e-4
 
 

@@ -53,8 +53,8 @@ class Words:
     """What a card says of a task.
 
     Attributes:
-        kind: of model.
-        limits: of every such model, sentences.
+        kind: what the model is.
+        limits: sentences that hold for every such model.
     """
 
     kind: str
@@ -71,7 +71,7 @@ WORDS = {
         ),
     ),
     MULTI_LABEL: Words(
-        "A model of findings in images",
+        "A model that predicts findings in images",
         (
             "It knows no other findings than these.",
             _UNCALIBRATED,
@@ -79,8 +79,8 @@ WORDS = {
         ),
     ),
     REGRESSION: Words(
-        "A model of a number for each image",
-        limits=("It always answers with a number of its range, also for an image that has no such number.",),
+        "A model that predicts a number for each image",
+        limits=("It always answers with a number in its range, also for an image that has no such number.",),
     ),
 }
 SHOWN_CLASSES = 100  # rows of the table; the rest is in model.json
@@ -241,7 +241,7 @@ def _values(values: Iterable[float]) -> str:
 def _output(facts: ModelFacts) -> str:
     head = HEADS.get(facts.model.head, f"`outputs` come from a head of the method's own, `{facts.model.head}`.")
     best = " The predicted class is the one with the largest." if facts.model.task.name == CLASSIFICATION else ""
-    return f"{head} `predictions` are made of them: {_line(facts.model.predictions)}.{best}"
+    return f"{head} `predictions` come from them: {_line(facts.model.predictions)}.{best}"
 
 
 def _outputs(facts: ModelFacts) -> str:
@@ -275,7 +275,7 @@ def _scores(facts: ModelFacts) -> str:
 
 
 def _interval(facts: ModelFacts, name: str) -> str:
-    """With a blank before it; empty: nobody took one."""
+    """Such as ` (0.81 to 0.93)`; empty if the score has no interval."""
     ends = [facts.scores.values.get(f"{name}{QUALIFIED}{end}") for end in name_ends()]
     low, high = ends
     return "" if low is None or high is None else f" ({score_text(low)} to {score_text(high)})"

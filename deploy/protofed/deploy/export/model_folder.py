@@ -17,7 +17,7 @@ from protofed.common.errors import ConfigError, DataError, short
 from protofed.common.storage import files as storage_files
 
 FORMAT: Final = "protofed-model"
-VERSION: Final = 1
+VERSION: Final = 2
 FACTS, CARD = "model.json", "MODEL_CARD.md"
 WEIGHTS: Final = "model.safetensors"
 GRAPH: Final = "model.onnx"
@@ -85,7 +85,7 @@ class ModelFacts(StrictModel):
     """The description of a model, repeated in the metadata of every weight file."""
 
     format: Literal["protofed-model"] = FORMAT
-    format_version: Literal[1] = VERSION
+    format_version: Literal[2] = VERSION
     model: Spec
     origin: Origin
     scores: ModelScores
@@ -163,8 +163,8 @@ def read(folder: Path) -> ModelContents:
         raise DataError(f'{path} is not a protofed model: expected "format": "{FORMAT}"')
     if (version := table.get("format_version")) != VERSION:
         raise DataError(
-            f"{path} has format_version {short(repr(version))}; this protofed reads {VERSION}: update it, or export "
-            "the model again"
+            f"{path} has format_version {short(repr(version))}; this protofed reads {VERSION}: export the model "
+            "again, or take the protofed that exported it"
         )
     try:
         return parse_json(data.decode(), ModelContents, str(path))

@@ -204,7 +204,7 @@ class Predicted:
 def predict(request: PredictRequest) -> Predicted:
     """Write one row per image: path, class, name, probability, and p_NAME for every class.
 
-    For other tasks than classification it is the path, and what the model predicts for each output, by its name.
+    For other tasks than classification a row has the path and a prediction for each output, under its name.
 
     Rows are in the order of the files' names, or of the .csv. The file appears only when it is complete. Unreadable
     images have no row.
@@ -229,7 +229,7 @@ def predict(request: PredictRequest) -> Predicted:
             if paths:
                 for path, values in zip(paths, _checked(answer(pixels), len(names)), strict=True):
                     best = _of_best(values, names) if of_classes else []
-                    # Seven digits are all of a float32; six decimals are few of a number in a small range.
+                    # A float32 has seven digits. Six decimals would hide a number in a small range.
                     numbers = (f"{value:.6f}" if of_classes else f"{value:.7g}" for value in values.tolist())
                     table.row([path, *best, *numbers])
             result.image_count += len(paths)
@@ -239,7 +239,7 @@ def predict(request: PredictRequest) -> Predicted:
 
 
 def _heading(name: str) -> str:
-    """Of an output's column; the first column is the image's path, whatever an output is called."""
+    """The heading of an output's column. `path` is the heading of the images' paths."""
     return "path (output)" if name == "path" else name
 
 

@@ -238,7 +238,7 @@ class CheckRequest:
         return CLASSIFICATION if self.recipe is None else self.recipe.task.name
 
     def counts(self, targets: Mapping[str, Tensor]) -> dict[str, Counts]:
-        """Of sets of targets, the images of each class or finding, [C] each."""
+        """Images of each class or finding in each set of targets, [C] each."""
         return {name: self.task.counts(of_set, self.classes).numpy() for name, of_set in targets.items()}
 
     def name(self, index: int) -> str:
@@ -279,8 +279,8 @@ class SiteCheck:
 
     Attributes:
         source: `data.source` of the settings.
-        stored_targets: of the readable images, [N, ...] each, by the source's own split (or DRAWN).
-        used_targets: of the examples that the daemon works with, by TRAIN, TEST and OWN_TEST; empty if it refuses.
+        stored_targets: targets of the readable images, [N, ...] each, by the source's own split (or DRAWN).
+        used_targets: targets of the examples that the daemon uses, by TRAIN, TEST and OWN_TEST; empty if it refuses.
         unscored: names of the classes that a test set has no image of, by the set's name; complete sets are left out.
         misplaced: files in no class's folder, by name below the root.
         left_out: files and folders that their name tells to be no images, or deleted ones.

@@ -27,7 +27,7 @@ ALL, NONE = 0.95, 0.05  # recalls of a model that gives (nearly) every image one
 # holds where P is small and the second where it is large (of 100 classes, 5 % is five times chance).
 SLACK, SHARE = 0.05, 0.25
 RANKS = 0.6  # area under the ROC curve of a model that tells classes apart, whatever it calls them; chance is 0.5
-RANKS_NOTHING = 0.55  # mean area under the ROC curve of findings up to which they are not told apart
+RANKS_NOTHING = 0.55  # up to this mean area under the ROC curve a model does not rank findings
 GOOD = 0.1  # share of the way from chance to 1 from which a model has learnt something
 DROP = 0.05  # of the score below the first scored round: more than models of neighbouring rounds differ by
 DROP_ROUNDS = 3  # scored rounds that all have to be worse than the first one
@@ -242,7 +242,7 @@ def _at_chance(model: _Model, history: RunHistory) -> ModelWarning | None:
 
 
 def _ranks_nothing(model: _Model) -> ModelWarning | None:
-    """Of a task without classes whose scores tell how well its outputs rank images."""
+    """A model of findings ranks images no better than chance."""
     number, newest = model.points[-1]
     if BALANCED in newest or ACCURACY in newest or not newest.get(AUROC, 1.0) <= RANKS_NOTHING:
         return None
