@@ -73,6 +73,7 @@ def test_a_name_may_stand_for_several_findings_or_for_none() -> None:
         (("-1", "0"), {}, LeftOut("-1 in column Edema (the recipe has no task.uncertain)")),
         (("", "0"), {"uncertain": "ones"}, LeftOut("blank in column Edema (the recipe has no task.blank)")),
         (("2", "0"), {}, LeftOut("2 in column Edema (expected 1, 0, -1 or nothing)")),
+        (("-1x", "0"), {}, LeftOut("-1x in column Edema (expected 1, 0, -1 or nothing)")),
         (("yes", "0"), {}, LeftOut("yes in column Edema (expected 1, 0, -1 or nothing)")),
     ],
 )

@@ -5,6 +5,7 @@ Targets are [N, C] float32: 1, 0, or -1 for unknown. An unknown finding adds not
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,6 +179,6 @@ def _either(one: float | None, other: float) -> float:
 def _unclear(heading: str, cell: str) -> str:
     if not cell:
         return f"blank in column {heading} ({NO_RULE}blank)"
-    if cell.startswith("-1"):
+    if re.fullmatch(r"-1(\.0*)?", cell):
         return f"-1 in column {heading} ({NO_RULE}uncertain)"
     return f"{short(cell)} in column {heading} ({NO_CELL})"
