@@ -299,7 +299,7 @@ def check_labels(examples: Examples, task: ClientTask, classes: int) -> None:
     if task.valid(labels, classes).all():
         return
     if labels.isnan().any():
-        found = f"labels that are no numbers (NaN): {int(labels.isnan().sum())}"
+        found = f"{int(labels.isnan().sum())} of {labels.numel()} labels are NaN"
     elif labels.ndim == 1:
         found = f"labels are {labels.min():g} to {labels.max():g}"
     else:

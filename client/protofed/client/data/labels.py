@@ -135,7 +135,7 @@ def by_number(
     if not noisy:
         own_names.check(filter(None, unmapped))
     elif any(unmapped):
-        count = int(np.array(unmapped, bool)[inverse].sum())
+        count = sum(unmapped[place] is not None for place in inverse)
         log.warning("images whose labels the run does not know are left out", count=count)
     usable = np.array([not isinstance(one, LeftOut) for one in read], bool)
     targets = np.array([one for one in read if not isinstance(one, LeftOut)])

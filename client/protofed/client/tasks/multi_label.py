@@ -5,7 +5,7 @@ Targets are [N, C] float32: 1, 0, or -1 for unknown. An unknown finding adds not
 
 from __future__ import annotations
 
-import re
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,10 +59,7 @@ class MultiLabelTask:
     def _value(self, cell: str) -> float:
         if not cell:
             return _RULES[self.options.blank]
-        try:
-            number = float(cell)
-        except ValueError:
-            return _INVALID
+        number = _number(cell)
         return _RULES[self.options.uncertain] if number == -1 else number if number in (0, 1) else _INVALID
 
     def from_array(self, labels: NDArray[Any], classes: int) -> Tensor:
@@ -176,9 +173,16 @@ def _either(one: float | None, other: float) -> float:
     return one if one == 1 or other == 0 else UNKNOWN
 
 
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return math.nan
+
+
 def _unclear(heading: str, cell: str) -> str:
     if not cell:
         return f"blank in column {heading} ({NO_RULE}blank)"
-    if re.fullmatch(r"-1(\.0*)?", cell):
+    if _number(cell) == -1:
         return f"-1 in column {heading} ({NO_RULE}uncertain)"
     return f"{short(cell)} in column {heading} ({NO_CELL})"
